@@ -30,5 +30,5 @@ class Checkpoint:
     max_context: int
     vocab_size: int
     fingerprint: str
-    """Hex digest of config, tokenizer and the weights' identity (names, shapes, sizes): equal for equal models
-    on different hosts, cheap to compute (never reads all weights)."""
+    """Hex digest of config, tokenizer, the weights' names, shapes and sizes and samples of their data: equal
+    for equal models on different hosts, cheap to compute (never reads all weights)."""
