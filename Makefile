@@ -1,6 +1,68 @@
-VENV ?= .venv
-PY := $(VENV)/bin/python
+# Quire. `make help` lists the targets; CI runs `make test`.
 
-.PHONY: proto
-proto: ## regenerate the gRPC code from proto/worker.proto
+VENV ?= .venv
+PYTHON ?=
+TORCH_INDEX ?=
+EXTRA ?= $(if $(wildcard /dev/nvidiactl),gpu,worker)
+
+# make run, make chat
+PORT ?= 8000
+MODEL ?= smollm2
+WORKERS ?= 1
+ARGS ?=
+
+PY := $(VENV)/bin/python
+INSTALL = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh "$(VENV)"
+
+.DEFAULT_GOAL := help
+.PHONY: help install run chat test test-fast test-full lint format proto docs bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make run takes PORT=$(PORT) MODEL=$(MODEL) WORKERS=$(WORKERS) ARGS=\"--flag value\""
+	@echo "  TORCH_INDEX= chooses where torch comes from, VENV= and PYTHON= the environment"
+
+install: ## make the virtual environment that `run` uses
+	@$(INSTALL) $(EXTRA)
+
+run: install ## serve a model: fetches it, starts a router and workers
+	@exec $(VENV)/bin/quire serve --port "$(PORT)" --model "$(MODEL)" --workers "$(WORKERS)" $(ARGS)
+
+chat: install ## talk to the server that `make run` started
+	@exec $(VENV)/bin/quire chat "http://127.0.0.1:$(PORT)" $(ARGS)
+
+.PHONY: install-dev
+install-dev:
+	@$(INSTALL) dev
+
+test: install-dev lint ## lint, types and every test that this machine can run
+	$(PY) -m pytest -m "not gpu and not docker and not full"
+
+test-fast: install-dev ## the tests that take under a minute in all
+	$(PY) -m pytest -m "not gpu and not docker and not full and not slow"
+
+test-full: install-dev ## the random tests at their full size
+	QUIRE_TEST_FULL=1 $(PY) -m pytest -m "not gpu and not docker"
+
+lint: install-dev ## ruff and strict mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: install-dev ## let ruff format and mend
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+proto: install-dev ## regenerate the gRPC code from proto/worker.proto
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. proto/worker.proto
+
+docs: install-dev ## regenerate docs/configuration.md from the settings
+	$(PY) -m deploy.configuration_docs
+
+bench: install-dev ## the benchmarks that need no GPU
+	$(PY) -m bench
+
+clean: ## remove the environment and every generated file that git ignores
+	rm -rf "$(VENV)" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

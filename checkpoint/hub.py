@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, kept in the hub's own cache (`HF_HOME`), which other tools share."""
+"""Models of the Hugging Face hub, kept by default in the hub's own cache, which other tools share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None
 
 
-def fetch_hub(name: str, *, offline: bool = False, revision: str | None = None) -> Path:
-    """The local folder of a snapshot; downloads only what is missing. `HF_TOKEN` is honoured by the hub's
-    client. Raises `CheckpointError` that says what to do."""
+def fetch_hub(
+    name: str, *, cache_dir: Path | None = None, offline: bool = False, revision: str | None = None
+) -> Path:
+    """The local folder of a snapshot; downloads only what is missing.
+
+    `cache_dir` None: the hub client's own choice (`HF_HOME`). `HF_TOKEN` is honoured by that client.
+    Raises `CheckpointError` that says what to do.
+    """
     # Imported late: it costs a quarter of a second that local models need not pay.
     import httpx
     from huggingface_hub import snapshot_download
@@ -38,6 +43,7 @@ def fetch_hub(name: str, *, offline: bool = False, revision: str | None = None) 
         folder = snapshot_download(
             name,
             revision=revision,
+            cache_dir=cache_dir,
             local_files_only=offline,
             allow_patterns=_NEEDED,
             ignore_patterns=_IGNORED,

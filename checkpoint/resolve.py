@@ -30,7 +30,8 @@ def resolve(
 ) -> Checkpoint:
     """Fetches what is missing and describes the model; never reads all weights.
 
-    `cache_dir` holds the default model (None: `default_cache_dir()`); hub models lie in the hub's own cache.
+    `cache_dir` holds what is fetched; None: `default_cache_dir()` for the default model, the hub's own cache
+    for hub models.
     `offline` forbids the network. `say` hears a line of progress before a long step.
     Raises `CheckpointError` whose message names the model, what is wrong and what to do.
     """
@@ -52,7 +53,8 @@ def resolve(
         )
     if say:
         say(f"looking for {name} in the hub's cache and on the hub")
-    return folder_checkpoint(fetch_hub(name, offline=offline, revision=revision), name=name)
+    folder = fetch_hub(name, cache_dir=cache_dir, offline=offline, revision=revision)
+    return folder_checkpoint(folder, name=name)
 
 
 def _looks_like_a_path(name: str) -> bool:
