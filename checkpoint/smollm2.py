@@ -67,7 +67,7 @@ def fetch_smollm2(
 def _has_size(path: Path) -> bool:
     try:
         return path.stat().st_size == SIZE
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

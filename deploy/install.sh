@@ -64,7 +64,7 @@ install_torch() {
 }
 
 pip_install() {
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input \
         -c requirements/constraints.txt "$@"
 }
 

