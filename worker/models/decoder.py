@@ -1,0 +1,93 @@
+"""One decoder for the whole Llama line, driven by `ModelSpec`; device neutral.
+
+Owns the weights in the form its device computes fastest, and no KV: attention is handed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from worker.attention.interface import Attention
+from worker.models.linear import GatedLinear, Linear, make_gated_linear, make_linear
+from worker.models.spec import DecoderWeights, LayerWeights, ModelSpec
+
+
+@dataclass(slots=True)
+class _Layer:
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: Linear
+    post_norm: torch.Tensor
+    gate_up: GatedLinear
+    down: Linear
+
+
+class Decoder:
+    def __init__(self, weights: DecoderWeights) -> None:
+        """Takes the weights over: `weights.layers` is emptied as they are packed, so that at no time two
+        copies of the model are in memory."""
+        self.spec: ModelSpec = weights.spec
+        self._embed = weights.embed
+        self._final_norm = weights.final_norm
+        self._lm_head = make_linear(weights.lm_head, None)
+        self._layers: list[_Layer] = []
+        while weights.layers:
+            self._layers.append(_layer(weights.layers.pop(0)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._embed.device
+
+    def hidden(self, tokens: torch.Tensor, attention: Attention, wanted: torch.Tensor | None) -> torch.Tensor:
+        """tokens: [n] ids; `attention` is planned for them. Returns the normed last hidden states of the
+        `wanted` tokens (indices, None: all): [n_wanted, hidden]."""
+        x = F.embedding(tokens, self._embed)
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._layers):
+            qkv = layer.qkv(self._norm(x, layer.input_norm))
+            if layer.q_norm is not None and layer.k_norm is not None:
+                self._norm_heads(qkv, layer.q_norm, layer.k_norm)
+            attended = attention.run(index, qkv)
+            if index == last and wanted is not None:
+                # Past the last KV append only the wanted tokens matter.
+                attended, x = attended.index_select(0, wanted), x.index_select(0, wanted)
+            x = layer.o.plus(attended, x)
+            x = layer.down.plus(layer.gate_up(self._norm(x, layer.post_norm)), x)
+        return self._norm(x, self._final_norm)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] → [n, vocab] in float32."""
+        return self._lm_head(hidden).float()
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
+
+    def _norm_heads(self, qkv: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor) -> None:
+        spec = self.spec
+        heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
+        q = heads[:, : spec.n_heads]
+        k = heads[:, spec.n_heads : spec.n_heads + spec.n_kv_heads]
+        q.copy_(self._norm(q, q_norm))
+        k.copy_(self._norm(k, k_norm))
+
+
+def _layer(weights: LayerWeights) -> _Layer:
+    return _Layer(
+        input_norm=weights.input_norm,
+        qkv=make_linear(weights.qkv, weights.qkv_bias),
+        q_norm=weights.q_norm,
+        k_norm=weights.k_norm,
+        o=make_linear(weights.o, weights.o_bias),
+        post_norm=weights.post_norm,
+        gate_up=make_gated_linear(weights.gate_up, weights.gate_up_bias),
+        down=make_linear(weights.down, weights.down_bias),
+    )
