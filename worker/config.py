@@ -111,7 +111,8 @@ class WorkerConfig:
     )
     window: int = flag(
         4,
-        help="Steps that a router may have in flight here, queued or running (its own --window is at most this).",
+        help="Steps that a router may have in flight here, queued or running; its own --window is at most "
+        "this.",
         unit="steps",
     )
     threads: int = flag(0, help="CPU threads that compute; 0: one per available core.", unit="threads")
@@ -145,10 +146,10 @@ class WorkerConfig:
         for item in fields(self):
             meta = item.metadata["flag"]
             assert isinstance(meta, Flag)
-            if meta.choices and getattr(self, item.name) not in meta.choices:
-                raise ConfigError(
-                    f"{option(item.name)} is {getattr(self, item.name)!r}, but must be one of: {', '.join(meta.choices)}"
-                )
+            value = getattr(self, item.name)
+            if meta.choices and value not in meta.choices:
+                allowed = ", ".join(meta.choices)
+                raise ConfigError(f"{option(item.name)} is {value!r}, but must be one of: {allowed}")
         self._check_range("port", low=0, high=65535)
         self._check_range("block_size", low=1, high=4096)
         self._check_range("max_batch_size", low=1, high=65536)
@@ -160,7 +161,7 @@ class WorkerConfig:
         self._check_range("fake_step_ms", low=0, high=3_600_000)
         self._check_range("fake_row_us", low=0, high=1_000_000)
         self._check_range("fake_prefill_token_us", low=0, high=1_000_000)
-        self._check_range("fake_vocab_size", low=8, high=2**30)
+        self._check_range("fake_vocab_size", low=32, high=2**30)
         self._check_range("fake_n_blocks", low=2, high=2**30)
         self._check_range("fake_eos_rate", low=0, high=1)
         self._check_range("fake_device_error_at", low=0, high=2**63 - 1)
@@ -170,10 +171,12 @@ class WorkerConfig:
             raise ConfigError("--host is empty, but must be an address such as 127.0.0.1 or 0.0.0.0")
         if not self.model and self.attention != "fake":
             raise ConfigError("--model is empty: name a hub id, a folder, a GGUF file or `smollm2`")
-        if self.port_file and not Path(self.port_file).absolute().parent.is_dir():
-            raise ConfigError(
-                f"--port-file is {self.port_file!r}, but its folder {Path(self.port_file).absolute().parent} does not exist"
-            )
+        if self.port_file:
+            folder = Path(self.port_file).absolute().parent
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"--port-file is {self.port_file!r}, but its folder {folder} does not exist"
+                )
 
     @property
     def max_step_tokens(self) -> int:

@@ -7,7 +7,7 @@ the router. `worker/fake.py`, the CPU runner and the GPU runner implement it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,9 @@ class RunnerCapacity:
     graph_sizes: tuple[int, ...] = ()
     max_logprobs: int = 20
     features: tuple[str, ...] = ()
+    launch_depth: int = 2
+    """Steps that may be launched and not yet collected. 1: `launch` computes the whole step before it
+    returns, so the engine collects it at once instead of launching the next one first."""
 
 
 @dataclass(slots=True)
@@ -108,6 +111,16 @@ class Pending(Protocol):
     """A launched step whose result has not been collected. Opaque to the engine."""
 
     seq: int
+
+
+@runtime_checkable
+class PollablePending(Pending, Protocol):
+    """A launched step that can be asked whether it has ended. Optional: with it the engine launches a step
+    that arrives while the one before still runs, instead of blocking in `collect` until that one's end."""
+
+    def done(self) -> bool:
+        """True when `collect` would not wait. Cheap (a CUDA event's query)."""
+        ...
 
 
 class Runner(Protocol):
