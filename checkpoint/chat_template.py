@@ -24,6 +24,8 @@ from checkpoint.tokenizer import Tokenizer
 
 _MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 _MAX_RENDER_S = 2.0
+_MAX_RANGE_ITEMS = 1_000_000
+"""All `range`s of one rendering together: a loop that prints nothing is bounded too."""
 
 
 class ChatTemplateError(Exception):
@@ -49,9 +51,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "**":
             raise SecurityError("the power operator is not available in chat templates")
         for text, count in ((left, right), (right, left)):
-            if isinstance(text, str | list | tuple) and isinstance(count, int):
-                if len(text) * count > _MAX_OUTPUT_CHARS:
-                    raise SecurityError("the chat template multiplies a text beyond the limit")
+            multiplied = isinstance(text, str | list | tuple) and isinstance(count, int)
+            if multiplied and len(text) * count > _MAX_OUTPUT_CHARS:
+                raise SecurityError("the chat template multiplies a text beyond the limit")
         return super().call_binop(context, operator, left, right)
 
 
@@ -97,6 +99,7 @@ class ChatTemplate:
         values = {
             **self._variables,
             **(variables or {}),
+            "range": _bounded_range(),
             "messages": list(messages),
             "tools": None if not tools else list(tools),
             "documents": None if not documents else list(documents),
@@ -149,6 +152,20 @@ def _cut_after_final_message(text: str, messages: Sequence[Mapping[str, Any]]) -
     whole = content if isinstance(content, str) else final
     start = text.rfind(whole)
     return text[: start + len(whole)] if start >= 0 else text[: at + len(final)]
+
+
+def _bounded_range() -> Callable[..., range]:
+    n_left = _MAX_RANGE_ITEMS
+
+    def bounded(*arguments: int) -> range:
+        nonlocal n_left
+        items = range(*arguments)
+        n_left -= len(items)
+        if n_left < 0:
+            raise SecurityError(f"the chat template loops over more than {_MAX_RANGE_ITEMS} numbers")
+        return items
+
+    return bounded
 
 
 def _tojson(

@@ -96,7 +96,7 @@ class Tokenizer:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a resolved checkpoint. Raises CheckpointError naming the file that is missing or bad."""
+    """The tokenizer of a resolved checkpoint. Raises CheckpointError naming the file at fault."""
     if checkpoint.kind == "gguf":
         from checkpoint.gguf_tokenizer import tokenizer_from_gguf
 

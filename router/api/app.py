@@ -1,0 +1,107 @@
+"""The HTTP application: routes on one side, the scheduler's client on the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from checkpoint.chat_template import ChatTemplate
+from checkpoint.tokenizer import Tokenizer
+from router.api.admin import AdminRoutes
+from router.api.chat import ChatEndpoint
+from router.api.completions import CompletionsEndpoint
+from router.api.config import ApiConfig
+from router.api.context import ApiContext
+from router.api.errors import error_value
+from router.api.guard import Guard
+from router.api.health import HealthRoutes
+from router.api.info import InfoRoutes
+from router.api.models import ModelRoutes
+from router.api.reply import json_reply
+from router.api.tokens import TokenRoutes
+from router.ipc.client import SchedulerClient
+from router.ipc.messages import ErrorInfo
+
+
+def create_app(
+    *,
+    client: SchedulerClient,
+    config: ApiConfig,
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate | None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Starlette:
+    """Serves requests for as long as `client` lives; closes neither. The shared `ApiContext` is at
+    `app.state.context`."""
+    context = ApiContext(
+        client=client, config=config, tokenizer=tokenizer, template=chat_template, clock=clock
+    )
+    middleware = [Middleware(Guard, context=context, clock=clock)]
+    if config.cors_allow_origin:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(config.cors_allow_origin),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+        middleware.insert(0, cors)
+    app = Starlette(
+        routes=_routes(context),
+        middleware=middleware,
+        exception_handlers={404: _no_route, 405: _wrong_method},
+    )
+    app.state.context = context
+    return app
+
+
+def _routes(context: ApiContext) -> list[Route]:
+    health, info, admin = HealthRoutes(context), InfoRoutes(context), AdminRoutes(context)
+    tokens, models = TokenRoutes(context), ModelRoutes(context, created=int(time.time()))
+    return [
+        Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
+        Route("/v1/completions", CompletionsEndpoint(context), methods=["POST"]),
+        Route("/v1/models", models.list, methods=["GET"]),
+        Route("/v1/models/{name:path}", models.one, methods=["GET"]),
+        Route("/health", health.ready, methods=["GET"]),
+        Route("/health/ready", health.ready, methods=["GET"]),
+        Route("/health/live", health.live, methods=["GET"]),
+        Route("/info", info.info, methods=["GET"]),
+        Route("/metrics", info.metrics, methods=["GET"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/admin/state", admin.state, methods=["GET"]),
+        Route("/admin/cache", admin.cache, methods=["GET"]),
+        Route("/admin/cache/flush", admin.flush, methods=["POST"]),
+        Route("/admin/check", admin.check, methods=["POST"]),
+    ]
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    info = ErrorInfo(
+        status=404,
+        type="invalid_request_error",
+        message=f"There is no route {request.method} {request.url.path[:200]}.",
+        code="unknown_url",
+    )
+    return json_reply(error_value(info), status=404)
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:
+    allowed = (getattr(error, "headers", None) or {}).get("Allow", "")
+    info = ErrorInfo(
+        status=405,
+        type="invalid_request_error",
+        message=f"{request.url.path[:200]} does not take {request.method}; it takes {allowed}.",
+        code="method_not_allowed",
+    )
+    response = json_reply(error_value(info), status=405)
+    response.headers["allow"] = allowed
+    return response

@@ -1,0 +1,106 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from checkpoint.chat_template import ChatTemplateError
+from router.api.chat_format import ChatFormat
+from router.api.context import ApiContext
+from router.api.conversation import normalise_messages
+from router.api.errors import invalid
+from router.api.exchange import Exchange
+from router.api.generation import AnswerFormat, GenerationEndpoint
+from router.api.grammar import grammar_of
+from router.api.job import Job
+from router.api.limits import check_prompt_length
+from router.api.params import build_params, chat_logprobs, prompt_logprobs_wanted
+from router.api.schema import ChatRequest
+
+
+class ChatEndpoint(GenerationEndpoint):
+    async def prepare(self, body: bytes, exchange: Exchange) -> tuple[Job, AnswerFormat]:
+        context = self._context
+        request = context.decoder.decode(body, ChatRequest)
+        model = context.check_model(request.model)
+        _refuse_unserved(request)
+        field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        params = build_params(
+            request,
+            limits=context.config,
+            model=model,
+            max_tokens=getattr(request, field),
+            max_tokens_field=field,
+            logprobs=chat_logprobs(request.logprobs, request.top_logprobs, model=model),
+            prompt_logprobs=prompt_logprobs_wanted(
+                request.prompt_logprobs, field="prompt_logprobs", model=model, stream=bool(request.stream)
+            ),
+        )
+        grammar = grammar_of(request.response_format, model=model)
+        text = render_chat(
+            context,
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=bool(request.continue_final_message),
+            documents=request.documents,
+            variables=request.chat_template_kwargs,
+        )
+        prompt = await context.encoder.encode(text, special=False)
+        check_prompt_length(prompt, params=params, model=model, param="messages")
+        job = Job(
+            prefix="chatcmpl",
+            prompts=[prompt],
+            params=params,
+            client=context.client,
+            table=context.table if params.skip_special else context.full_table,
+            request_id=exchange.request_id,
+            grammar=grammar,
+            clock=context.clock,
+        )
+        return job, ChatFormat(job, model=model.model_id, names=context.names)
+
+
+def render_chat(
+    context: ApiContext,
+    messages: list[dict[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    documents: list[dict[str, Any]] | None = None,
+    variables: dict[str, Any] | None = None,
+) -> str:
+    """The prompt's text. Raises ApiError (400) when the model has no template or it refuses the messages."""
+    normalised = normalise_messages(messages)
+    if context.template is None:
+        raise invalid(
+            "This model has no chat template: use /v1/completions with a prompt of your own, or start the"
+            " server with --chat-template.",
+            param="messages",
+            code="no_chat_template",
+        )
+    try:
+        return context.template.render(
+            normalised,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            documents=documents,
+            variables=variables,
+        )
+    except ChatTemplateError as error:
+        raise invalid(f"{error}.", param="messages", code="chat_template_error") from error
+
+
+def _refuse_unserved(request: ChatRequest) -> None:
+    """What can't be honoured is said, not ignored."""
+    choice = request.tool_choice
+    if request.tools and choice != "none":
+        raise invalid(
+            "'tools' are not available on this server; leave them out or send tool_choice \"none\".",
+            param="tools",
+            code="unsupported",
+        )
+    if request.functions and request.function_call != "none":
+        raise invalid("'functions' are not available on this server.", param="functions", code="unsupported")
+    if request.audio is not None or any(kind != "text" for kind in request.modalities or ()):
+        field = "audio" if request.audio is not None else "modalities"
+        raise invalid(f"'{field}': this model writes text only.", param=field, code="unsupported")

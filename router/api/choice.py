@@ -1,0 +1,172 @@
+"""One choice of an answer: tokens come in, exact text and logprobs come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router.api.detokenize import Detokenizer
+from router.api.stop import StopMatcher
+from router.ipc.messages import ErrorInfo, Failed, FinishReason, PromptLogprob, Started
+
+_FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class LogprobEntry(NamedTuple):
+    """One output token's raw logprobs."""
+
+    token: int
+    offset: int
+    """Characters of this choice's text before the token's own."""
+    chosen: float
+    top_ids: bytes
+    """i32[], most likely first."""
+    top_values: bytes
+    """f32[]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceOptions:
+    """How tokens become text; the same for all choices of a request."""
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    logprobs: bool = False
+    min_tokens: int = 0
+    """Stop strings are looked for only in the text after so many tokens."""
+
+
+class Choice:
+    """A TokenSink. Owns the text that is not yet written; never writes itself: `notify` is called after each
+    event, and the owner takes what is there when it suits."""
+
+    __slots__ = (
+        "_cut",
+        "_detokenizer",
+        "_notify",
+        "_options",
+        "_stop",
+        "cached_tokens",
+        "ended",
+        "entries",
+        "error",
+        "finish",
+        "id",
+        "index",
+        "n_emitted",
+        "n_tokens",
+        "pending",
+        "prompt_logprobs",
+        "queue_s",
+        "started",
+        "stopped_early",
+    )
+
+    def __init__(
+        self,
+        *,
+        id: int,
+        index: int,
+        detokenizer: Detokenizer,
+        options: ChoiceOptions,
+        notify: Callable[[Choice], None],
+    ) -> None:
+        self.id = id
+        self.index = index
+        self._detokenizer = detokenizer
+        self._options = options
+        self._notify = notify
+        self._stop = StopMatcher(options.stops, include=options.include_stop) if options.stops else None
+        self._cut = False
+        self.pending = ""
+        """Text that nobody has taken yet; grows while the client is slow, at most to the answer's length."""
+        self.n_emitted = 0
+        """Characters taken so far."""
+        self.n_tokens = 0
+        """Tokens generated, those that show no text included."""
+        self.entries: list[LogprobEntry] = []
+        self.prompt_logprobs: list[PromptLogprob] = []
+        self.finish: str | None = None
+        self.error: ErrorInfo | None = None
+        self.ended = False
+        self.stopped_early = False
+        """Ended here, by a stop string, while the scheduler still runs it: it must be cancelled."""
+        self.started = False
+        self.cached_tokens = 0
+        self.queue_s = 0.0
+
+    # ---- TokenSink ----
+
+    def on_started(self, started: Started) -> None:
+        if not self.started:
+            self.started = True
+            self.cached_tokens = started.cached_tokens
+            self.queue_s = started.queue_s
+
+    def on_token(self, token: int, reason: int, logprob: tuple[float, bytes, bytes] | None) -> None:
+        if self.ended:
+            return
+        self.n_tokens += 1
+        # The token that stops an answer is no part of its text, unless the request wants it.
+        hidden = reason == FinishReason.STOP and not self._options.include_stop
+        if not hidden:
+            self._take_token(token, logprob)
+        if reason and not self.ended:
+            self._finish(_FINISH_NAMES.get(FinishReason(reason), "stop"))
+        self._notify(self)
+
+    def on_prompt_logprobs(self, part: PromptLogprob) -> None:
+        self.prompt_logprobs.append(part)
+
+    def on_failed(self, failed: Failed) -> None:
+        if not self.ended:
+            self.ended = True
+            self.error = failed.error
+            self._notify(self)
+
+    # ---- owner ----
+
+    def take(self) -> str:
+        """The text since the last call."""
+        text, self.pending = self.pending, ""
+        self.n_emitted += len(text)
+        return text
+
+    def take_entries(self) -> list[LogprobEntry]:
+        """Logprobs of the tokens whose text was taken, in order. At the end all that belong to the text."""
+        entries, shown = self.entries, self.n_emitted
+        if self.ended:
+            self.entries = []
+            return [entry for entry in entries if entry.offset < shown] if self._cut else entries
+        n = 0
+        while n < len(entries) and entries[n].offset < shown:
+            n += 1
+        self.entries = entries[n:]
+        return entries[:n]
+
+    # ---- inside ----
+
+    def _take_token(self, token: int, logprob: tuple[float, bytes, bytes] | None) -> None:
+        text = self._detokenizer.push(token)
+        if logprob is not None and self._options.logprobs:
+            held = 0 if self._stop is None else self._stop.n_held
+            offset = self.n_emitted + len(self.pending) + held
+            self.entries.append(LogprobEntry(token, offset, *logprob))
+        if not text:
+            return
+        stop = self._stop
+        if stop is None or self.n_tokens <= self._options.min_tokens:
+            self.pending += text
+            return
+        self.pending += stop.push(text)
+        if stop.matched is not None:
+            self._cut = not self._options.include_stop
+            self.ended = self.stopped_early = True
+            self.finish = "stop"
+
+    def _finish(self, name: str) -> None:
+        if self._stop is not None:
+            self.pending += self._stop.flush()
+        self.ended = True
+        self.finish = name

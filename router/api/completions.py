@@ -1,0 +1,115 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from router.api.completion_format import CompletionFormat, Echo
+from router.api.errors import invalid
+from router.api.exchange import Exchange
+from router.api.generation import AnswerFormat, GenerationEndpoint
+from router.api.grammar import grammar_of
+from router.api.job import Job
+from router.api.limits import check_prompt_length
+from router.api.params import build_params, completion_logprobs, prompt_logprobs_wanted
+from router.api.schema import CompletionRequest
+from router.ipc.messages import ModelInfo
+
+I32 = npt.NDArray[np.int32]
+
+_DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for this route."""
+
+
+class CompletionsEndpoint(GenerationEndpoint):
+    async def prepare(self, body: bytes, exchange: Exchange) -> tuple[Job, AnswerFormat]:
+        context = self._context
+        request = context.decoder.decode(body, CompletionRequest)
+        model = context.check_model(request.model)
+        if request.suffix:
+            raise invalid("'suffix' is not available on this server.", param="suffix", code="unsupported")
+        logprobs = completion_logprobs(request.logprobs, model=model)
+        field, wanted = "prompt_logprobs", request.prompt_logprobs
+        if request.echo and logprobs.chosen:
+            field, wanted = "logprobs", logprobs.n_top
+        params = build_params(
+            request,
+            limits=context.config,
+            model=model,
+            max_tokens=_DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
+            max_tokens_field="max_tokens",
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs_wanted(
+                wanted, field=field, model=model, stream=bool(request.stream)
+            ),
+        )
+        if request.best_of is not None and request.best_of != params.n:
+            raise invalid(
+                f"Invalid value for 'best_of': {request.best_of} is not n ({params.n}); choosing among more"
+                " answers than are returned is not available.",
+                param="best_of",
+                code="unsupported",
+            )
+        grammar = grammar_of(request.response_format, model=model)
+        prompts = await self._prompts(request, model)
+        for prompt in prompts:
+            check_prompt_length(prompt, params=params, model=model, param="prompt")
+        table = context.table if params.skip_special else context.full_table
+        job = Job(
+            prefix="cmpl",
+            prompts=prompts,
+            params=params,
+            client=context.client,
+            table=table,
+            request_id=exchange.request_id,
+            grammar=grammar,
+            clock=context.clock,
+        )
+        echo = Echo([table.whole_text(prompt) for prompt in prompts]) if request.echo else None
+        return job, CompletionFormat(job, model=model.model_id, names=context.names, echo=echo)
+
+    async def _prompts(self, request: CompletionRequest, model: ModelInfo) -> list[I32]:
+        """A text, a list of texts, token ids, or a list of token id lists."""
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            return [await self._encode(prompt, request)]
+        if not prompt:
+            raise invalid("'prompt' must not be an empty list.", param="prompt")
+        if all(isinstance(item, int) for item in prompt):
+            return [_token_ids(prompt, "prompt", model)]
+        if len(prompt) > self._context.config.max_prompts:
+            raise invalid(
+                f"'prompt' holds {len(prompt)} prompts; the limit is {self._context.config.max_prompts}"
+                " (max_prompts).",
+                param="prompt",
+            )
+        prompts: list[I32] = []
+        for i, item in enumerate(prompt):
+            if isinstance(item, int):
+                raise invalid("'prompt' mixes token ids with prompts.", param=f"prompt[{i}]")
+            if isinstance(item, str):
+                prompts.append(await self._encode(item, request))
+            else:
+                prompts.append(_token_ids(item, f"prompt[{i}]", model))
+        return prompts
+
+    async def _encode(self, text: str, request: CompletionRequest) -> I32:
+        return await self._context.encoder.encode(text, special=request.add_special_tokens is not False)
+
+
+def _token_ids(ids: list[int] | list[str | int | list[int]], path: str, model: ModelInfo) -> I32:
+    """Raises ApiError for an id that the model doesn't have."""
+    try:
+        array = np.asarray(ids, dtype=np.int64)
+    except OverflowError:
+        raise invalid(f"'{path}' holds a token id that does not fit into 64 bits.", param=path) from None
+    outside = np.flatnonzero((array < 0) | (array >= model.vocab_size))
+    if outside.size:
+        i = int(outside[0])
+        raise invalid(
+            f"Invalid value for '{path}[{i}]': token id {int(array[i])} is outside the vocabulary of"
+            f" {model.vocab_size}.",
+            param=f"{path}[{i}]",
+        )
+    return array.astype(np.int32)

@@ -1,0 +1,48 @@
+"""The API's own settings. `router/config.py` builds on them; tests build them alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from settings.flag import flag
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiConfig:
+    """Everything that an API process needs beyond the scheduler's address and the model."""
+
+    host: str = flag("0.0.0.0", help="Address that the HTTP server listens on.")
+    port: int = flag(8000, help="Port of the HTTP server; 0 takes a free one.", env=("PORT",))
+    api_keys: tuple[str, ...] = flag(
+        (),
+        help="Keys that clients must send as `Authorization: Bearer …` on every route but health."
+        " None: open to all, and the admin routes answer only to this host.",
+        env=("API_KEY",),
+        secret=True,
+    )
+    model_aliases: tuple[str, ...] = flag(
+        (), help="Further model names that requests may use, beside the model id and its last part."
+    )
+    chat_template: str | None = flag(
+        None, help="File with a Jinja chat template that replaces the model's own."
+    )
+    max_body_bytes: int = flag(
+        32 * 1024 * 1024, help="Largest request body.", unit="bytes", effect="Memory per request in flight."
+    )
+    max_n: int = flag(
+        128, help="Largest `n` (choices per prompt).", effect="Each choice is a request of its own."
+    )
+    max_prompts: int = flag(
+        1024, help="Most prompts in one completions request.", effect="Each is a request of its own."
+    )
+    max_stop_sequences: int = flag(16, help="Most stop strings per request.", env=("MAX_STOP_SEQUENCES",))
+    max_stop_chars: int = flag(
+        1024, help="Longest stop string.", unit="characters", effect="Text held back while one may begin."
+    )
+    max_logit_bias: int = flag(1024, help="Most entries of `logit_bias`.")
+    cors_allow_origin: tuple[str, ...] = flag(
+        (), help="Origins that browsers may call from; `*` for all.", env=("CORS_ALLOW_ORIGIN",)
+    )
+    shutdown_grace_s: float = flag(
+        30.0, help="How long running answers may go on after SIGTERM.", unit="seconds"
+    )

@@ -1,0 +1,65 @@
+"""Chat messages: checked, and brought into the form that templates expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from router.api.errors import invalid
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+
+
+def normalise_messages(messages: Sequence[dict[str, Any]], *, path: str = "messages") -> list[dict[str, Any]]:
+    """Text parts are joined; all else is handed on. Raises ApiError naming the message at fault."""
+    if not messages:
+        raise invalid(f"'{path}' must hold at least one message.", param=path)
+    return [_normalise(message, f"{path}[{i}]") for i, message in enumerate(messages)]
+
+
+def _normalise(message: dict[str, Any], path: str) -> dict[str, Any]:
+    role = message.get("role")
+    if not isinstance(role, str):
+        what = "Missing required field" if role is None else "Invalid value for"
+        raise invalid(f"{what}: '{path}.role' must be a string.", param=f"{path}.role")
+    if role not in _ROLES:
+        raise invalid(
+            f"Invalid value for '{path}.role': {role[:40]!r} is not one of {', '.join(sorted(_ROLES))}.",
+            param=f"{path}.role",
+        )
+    result = dict(message)
+    if role == "developer":  # the newer name for what templates know as the system's words
+        result["role"] = "system"
+    content = message.get("content")
+    if content is None:
+        if role != "assistant":
+            raise invalid(f"Missing required field: '{path}.content'.", param=f"{path}.content")
+        result["content"] = ""
+    elif isinstance(content, list):
+        result["content"] = "".join(
+            _part_text(part, f"{path}.content[{i}]") for i, part in enumerate(content)
+        )
+    elif not isinstance(content, str):
+        raise invalid(
+            f"Invalid value for '{path}.content': expected a string or a list of parts, got"
+            f" {type(content).__name__}.",
+            param=f"{path}.content",
+        )
+    return result
+
+
+def _part_text(part: object, path: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise invalid(f"Invalid value for '{path}': expected an object.", param=path)
+    kind = part.get("type", "text")
+    if kind not in _TEXT_PARTS:
+        raise invalid(
+            f"'{path}' has the type {str(kind)[:40]!r}: this model takes text only.", param=f"{path}.type"
+        )
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise invalid(f"Invalid value for '{path}.text': expected a string.", param=f"{path}.text")
+    return text

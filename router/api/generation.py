@@ -1,0 +1,86 @@
+"""The common course of chat and completions: read, prepare, run, answer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from router.api.context import ApiContext
+from router.api.decode import ClientGoneError, read_body
+from router.api.errors import ApiError, internal
+from router.api.exchange import Exchange
+from router.api.job import Job
+from router.api.sse import SseStream, StreamFormat
+from router.api.unary import Unary
+from router.ipc.client import RefusedError
+
+_log = structlog.get_logger("quire.api")
+
+
+class AnswerFormat(StreamFormat, Protocol):
+    def whole(self) -> bytes: ...
+
+
+class GenerationEndpoint:
+    """An ASGI app; a subclass prepares the job and its format."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def prepare(self, body: bytes, exchange: Exchange) -> tuple[Job, AnswerFormat]:
+        """Raises ApiError for whatever is wrong with the request."""
+        raise TypeError(f"{type(self).__name__} does not say how to prepare a job")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["exchange"]
+        try:
+            body = await read_body(receive, max_body_bytes=self._context.config.max_body_bytes)
+            job, format = await self.prepare(body, exchange)
+            exchange.n_prompt_tokens = job.n_prompt_tokens
+            await self._answer(job, format, exchange, receive)
+        except ClientGoneError:
+            exchange.disconnected = True
+        except (ApiError, RefusedError) as error:
+            await exchange.fail(error.info if isinstance(error, ApiError) else error.error)
+        except Exception:
+            _log.exception("request failed", request_id=exchange.request_id)
+            if exchange.status is None:
+                await exchange.fail(internal())
+
+    async def _answer(self, job: Job, format: AnswerFormat, exchange: Exchange, receive: Receive) -> None:
+        if job.params.stream:
+            await self._stream(job, format, exchange, receive)
+            return
+        unary = Unary(job)
+        self._context.begin(unary)
+        try:
+            await unary.run(receive)
+            await exchange.respond(200, format.whole())
+        except ClientGoneError:
+            exchange.disconnected = True
+        finally:
+            self._context.end(unary)
+            self._finish(job, exchange)
+
+    async def _stream(self, job: Job, format: AnswerFormat, exchange: Exchange, receive: Receive) -> None:
+        stream = SseStream(
+            exchange=exchange,
+            job=job,
+            format=format,
+            flusher=self._context.flusher,
+            on_end=lambda: self._context.end(stream),
+        )
+        self._context.begin(stream)
+        try:
+            await stream.run(receive)
+        finally:
+            self._context.end(stream)
+            self._finish(job, exchange)
+
+    def _finish(self, job: Job, exchange: Exchange) -> None:
+        exchange.n_output_tokens = job.n_output_tokens
+        self._context.metrics.observe_answer(
+            job, arrived_s=exchange.started_s, disconnected=exchange.disconnected
+        )

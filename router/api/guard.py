@@ -1,0 +1,135 @@
+"""Stands before every route: request id, API key, the last word on errors, the access log."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import uuid
+from collections.abc import Callable
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.api.context import ApiContext
+from router.api.errors import ApiError, internal
+from router.api.exchange import Exchange
+from router.ipc.client import RefusedError
+from router.ipc.messages import ErrorInfo
+
+_REQUEST_ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
+_OPEN_PREFIX = "/health"
+_ADMIN_PREFIX = "/admin/"
+_LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "testclient"})
+_QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+
+_log = structlog.get_logger("quire.access")
+
+
+class Guard:
+    """ASGI middleware. Puts an `Exchange` into the scope as "exchange"."""
+
+    def __init__(self, app: ASGIApp, *, context: ApiContext, clock: Callable[[], float]) -> None:
+        self._app = app
+        self._context = context
+        self._clock = clock
+        self._keys = tuple(key.encode() for key in context.config.api_keys if key)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        exchange = Exchange(request_id=_request_id(headers), send=send, started_s=self._clock())
+        scope["exchange"] = exchange
+        try:
+            self._authorise(scope, headers)
+            await self._app(scope, receive, _noting(exchange))
+        except (ApiError, RefusedError) as error:
+            info = error.info if isinstance(error, ApiError) else error.error
+            if exchange.status is None:
+                await exchange.fail(info)
+        except Exception:
+            _log.exception("request failed", request_id=exchange.request_id)
+            if exchange.status is None:
+                await exchange.fail(internal())
+        finally:
+            self._tell(scope, exchange)
+
+    def _authorise(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        path: str = scope["path"]
+        if path == _OPEN_PREFIX or path.startswith(_OPEN_PREFIX + "/"):
+            return
+        if self._keys:
+            given = _bearer(headers)
+            # Every key is compared, each in constant time: timing tells nothing of which came close.
+            if not sum(hmac.compare_digest(given, key) for key in self._keys):
+                what = "No API key was sent" if not given else "The API key is wrong"
+                raise ApiError(
+                    ErrorInfo(
+                        status=401,
+                        type="invalid_request_error",
+                        message=f"{what}: send `Authorization: Bearer <key>`.",
+                        code="invalid_api_key",
+                    )
+                )
+        elif path.startswith(_ADMIN_PREFIX) and not _is_local(scope):
+            raise ApiError(
+                ErrorInfo(
+                    status=403,
+                    type="invalid_request_error",
+                    message="Admin routes answer other hosts only when an API key is set (--api-keys).",
+                    code="admin_needs_key",
+                )
+            )
+
+    def _tell(self, scope: Scope, exchange: Exchange) -> None:
+        path: str = scope["path"]
+        route = getattr(scope.get("route"), "path", "unknown")
+        status = exchange.status if exchange.status is not None else 499
+        self._context.metrics.requests.labels(route, str(status)).inc()
+        log = _log.debug if path in _QUIET and status < 500 else _log.info
+        log(
+            "request",
+            request_id=exchange.request_id,
+            method=scope["method"],
+            path=path[:200],
+            status=status,
+            duration_s=round(self._clock() - exchange.started_s, 4),
+            **{
+                name: value
+                for name, value in (
+                    ("prompt_tokens", exchange.n_prompt_tokens),
+                    ("output_tokens", exchange.n_output_tokens),
+                    ("error", exchange.error_type),
+                    ("disconnected", exchange.disconnected or None),
+                )
+                if value is not None
+            },
+        )
+
+
+def _request_id(headers: dict[bytes, bytes]) -> str:
+    """The client's own id if it is printable and short, else a fresh one."""
+    given = headers.get(b"x-request-id", b"")
+    return given.decode("latin-1") if _REQUEST_ID.match(given) else f"req-{uuid.uuid4().hex}"
+
+
+def _bearer(headers: dict[bytes, bytes]) -> bytes:
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _is_local(scope: Scope) -> bool:
+    client = scope.get("client")
+    return client is not None and client[0] in _LOCAL_HOSTS
+
+
+def _noting(exchange: Exchange) -> Send:
+    """For routes that answer the ordinary way: notes the status, adds the request id."""
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = exchange.start_message(message["status"], message.get("headers", ()))
+        await exchange.send(message)
+
+    return send
