@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -95,8 +95,7 @@ class _Connection(asyncio.Protocol):
         self._tail = b"\r\n"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
 
     async def exchange(self, request: bytes, exchange: Exchange, timeout_s: float) -> None:
         """Sends the request and fills the exchange until the answer has ended."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import uvloop
 
 from bench.load import Endpoint, Load, Target, TransportKind, run_load
 from bench.measures import Summary
@@ -79,6 +80,15 @@ async def test_nobody_listens(kind: TransportKind) -> None:
         pass
     summary = await run(url, kind, Load(n_requests=1, n_output=1, concurrency=1))
     assert summary.n_errors == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_the_loop_that_the_command_uses(kind: TransportKind) -> None:
+    async def both_sides() -> Summary:
+        async with serving() as (url, _):
+            return await run(url, kind, Load(n_requests=4, n_output=3, concurrency=2))
+
+    assert uvloop.run(both_sides()).output_tokens == 12
 
 
 async def test_lean_connections_are_reused_and_replaced_when_the_server_closed_them() -> None:
