@@ -131,14 +131,17 @@ class RadixAllocator:
         top = self._trie.own_top(held, n_hit)
         if top is None:
             return []
+        first = max(top.start, n_hit)
+        victims = [other for other in self._leases if other is not held and _passes(other, top)]
         if top.attached:
             for node in self._trie.detach(top):
                 self._pool.mark_dirty(node.block_ids())
-        victims = [other for other in self._leases if other is not held and _passes(other, top)]
+        self._trie.lose(held, top.start)
         for victim in victims:
             # What it computed after it read a bad block is as bad.
             victim.enter(LeaseState.SEALED)
-            self._pool.mark_dirty(victim.slice(top.start, victim.n_blocks))
+            self._pool.mark_dirty(victim.slice(first, victim.n_blocks))
+            self._trie.lose(victim, top.start)
         return victims
 
     def take_dirty(self, blocks: I32) -> I32:
@@ -148,7 +151,7 @@ class RadixAllocator:
         for lease in self._leases:
             lease.enter(LeaseState.SEALED)
         self._generation += 1
-        return self._trie.flush()
+        return self._trie.flush(self._leases)
 
     def stats(self) -> AllocatorStats:
         return AllocatorStats(
@@ -181,10 +184,11 @@ class RadixAllocator:
 
 
 def _passes(lease: BlockLease, node: Node) -> bool:
-    """Whether the node is on the lease's path; its deepest node, at least, is then held by it."""
-    here = lease.node
-    while here is not None and here.end > node.start:
-        if here is node:
-            return True
-        here = here.parent
+    """Whether the lease holds the node or one below it."""
+    for deepest in (lease.node, *lease.lost[:1]):
+        here = deepest
+        while here is not None and here.end > node.start:
+            if here is node:
+                return True
+            here = here.parent
     return False

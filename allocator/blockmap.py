@@ -58,6 +58,7 @@ def _held_by_many(leases: Iterable[BlockLease]) -> Iterable[Node]:
     """Nodes that two leases or more hold, detached ones too."""
     seen: set[Node] = set()
     for lease in leases:
+        yield from (node for node in lease.lost if node.refs > 1)
         node = lease.node
         while node is not None and node.parent is not None and node not in seen:
             seen.add(node)

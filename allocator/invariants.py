@@ -86,7 +86,14 @@ def _check_leases(leases: Sequence[BlockLease], trie: RadixTrie) -> tuple[Counte
         node = lease.node
         assert node is not None, "a lease has no place in the trie"
         assert node.end <= lease.n_blocks, "a lease's deepest node ends after its table"
-        private.append(lease.slice(node.end, lease.n_blocks))
+        below = np.ones(lease.n_blocks - node.end, dtype=np.bool_)
+        for lost in lease.lost:
+            held[lost] += 1
+            below[lost.start - node.end : lost.end - node.end] = False
+            assert not lost.attached, f"{_name(lost)} is lost but attached"
+            _check_table(lease, lost)
+        private.append(lease.slice(node.end, lease.n_blocks)[below])
+        assert lease.state is LeaseState.SEALED or not lease.lost, "a live lease has lost nodes"
         while node.parent is not None:
             mine = lease.slice(node.start, node.end)
             if node.is_twin(lease):
@@ -94,16 +101,18 @@ def _check_leases(leases: Sequence[BlockLease], trie: RadixTrie) -> tuple[Counte
                 private.append(mine)
             else:
                 held[node] += 1
-                same = np.array_equal(mine, node.block_ids())
-                assert same, f"{_name(node)} holds other blocks than the table of a lease on it"
-            assert node.attached or lease.state is LeaseState.SEALED, (
-                f"{_name(node)} is detached under a live lease"
-            )
+                _check_table(lease, node)
+            assert node.attached, f"{_name(node)} is detached, but a lease's place in the trie"
             node = node.parent
     known = {*trie.nodes(), *(node for node, _ in passes), *held}
     listed = Counter((node, twin) for node in known for twin in node.twins or ())
     assert listed == passes, "twins are listed where they don't pass"
     return held, private
+
+
+def _check_table(lease: BlockLease, node: Node) -> None:
+    same = np.array_equal(lease.slice(node.start, node.end), node.block_ids())
+    assert same, f"{_name(node)} holds other blocks than the table of a lease on it"
 
 
 def _check_partition(pool: Pool, parts: Sequence[I32]) -> None:

@@ -34,12 +34,13 @@ TRANSITIONS: dict[LeaseState, frozenset[LeaseState]] = {
 class BlockLease:
     """Owns one block table and the lease's state; which of its blocks are published is the trie's to know.
 
-    `node` is the deepest trie node that this lease holds (the trie's root when none, None without a trie).
-    The table's blocks up to that node's end are in held nodes or are copies of a twin's; the rest is private.
-    An entry of the table is written once and never changes, so views handed out stay true.
+    `node` is the deepest trie node that this lease holds (the trie's root when none, None without a trie),
+    and `lost` are the nodes, deepest first, that it still holds after they were taken out of the trie. The
+    table's other blocks are private: copies of a twin's blocks, or not published. An entry of the table is
+    written once and never changes, so views handed out stay true.
     """
 
-    __slots__ = ("_n_blocks", "_table", "n_cached", "n_published", "node", "owner", "state")
+    __slots__ = ("_n_blocks", "_table", "lost", "n_cached", "n_published", "node", "owner", "state")
 
     def __init__(
         self, owner: object, table: I32, *, n_cached: int, n_published: int, node: Node | None
@@ -51,6 +52,7 @@ class BlockLease:
         self.n_published = n_published
         """Leading blocks whose text was in the trie at the last publish, as this lease's or a twin's."""
         self.node = node
+        self.lost: list[Node] = []
         self._table = table
         self._n_blocks = len(table)
 

@@ -24,7 +24,7 @@ class Node:
     or a branch in the middle of an edge splits the node. `refs` counts the leases that hold the node's
     blocks; a root (parent None, no blocks) counts the leases below it. `twins` are leases with published
     blocks below this node that hold own copies of its text instead of its blocks.
-    A detached node is out of the trie: it lives as long as leases hold it and is only reached from below.
+    A detached node is out of the trie: it lives as long as leases hold it, in their `lost`, unchanged.
     """
 
     __slots__ = (

@@ -10,8 +10,10 @@ oldest leaf first evicts the oldest block first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 from allocator.lease import BlockLease
 from allocator.lru import EvictionQueue
@@ -120,9 +122,10 @@ class RadixTrie:
         node = lease.node
         assert node is not None
         leaf = node
-        private = lease.slice(leaf.end, lease.n_blocks)
-        if len(private):
-            pool.give(private)
+        if lease.lost:
+            self._release_lost(lease)
+        elif lease.n_blocks > leaf.end:
+            pool.give(lease.slice(leaf.end, lease.n_blocks))
         self.now = now = self.now + 1
         now_s = self._clock_s()
         while node.parent is not None:
@@ -136,17 +139,30 @@ class RadixTrie:
                 if refs == 1:
                     self.n_shared -= node.end - node.start
                 elif refs == 0:
-                    if not node.attached:
-                        pool.give(node.block_ids())
-                    elif node.twins is None:
+                    if node.twins is None:
                         self.n_evictable += node.end - node.start
                     else:
                         self._adopt(node, node.twins[0])
             node = node.parent
         node.refs -= 1
         self._settle(node)
-        if leaf.attached and leaf.parent is not None:
+        if leaf is not node:
             self._settle(leaf)
+
+    def _release_lost(self, lease: BlockLease) -> None:
+        """Free what lies below the lease's deepest attached node, as far as no other lease holds it."""
+        node = lease.node
+        assert node is not None
+        start = node.end
+        private = np.ones(lease.n_blocks - start, dtype=np.bool_)
+        for node in lease.lost:
+            private[node.start - start : node.end - start] = False
+            node.refs -= 1
+            if node.refs == 1:
+                self.n_shared -= node.end - node.start
+            elif node.refs == 0:
+                self._pool.give(node.block_ids())
+        self._pool.give(lease.slice(start, lease.n_blocks)[private])
 
     # ---- publishing ----
 
@@ -213,7 +229,6 @@ class RadixTrie:
         upper.refs = node.refs
         upper.twins = None if node.twins is None else list(node.twins)
         upper.stamp = node.stamp
-        upper.attached = node.attached
         upper.hits = node.hits
         upper.born_s = node.born_s
         upper.used_s = node.used_s
@@ -222,10 +237,9 @@ class RadixTrie:
         node.start = upper.end
         node.key = bytes(node.edge[: self._block_size * ID_BYTES])
         node.parent = upper
-        if node.attached:
-            parent.children[upper.key] = upper
-            upper.children[node.key] = node
-            self.n_nodes += 1
+        parent.children[upper.key] = upper
+        upper.children[node.key] = node
+        self.n_nodes += 1
         return upper
 
     # ---- twins ----
@@ -272,9 +286,27 @@ class RadixTrie:
             self._pool.give(node.block_ids())
             self._unlink(node)
 
+    def own_top(self, lease: BlockLease, n_hit: int) -> Node | None:
+        """The topmost node of the blocks that the lease itself published, from position `n_hit` on; None when
+        it has published nothing. A lost node may begin earlier: its other holders hold all of it."""
+        top = None
+        for node in lease.lost:
+            if node.end > n_hit:
+                top = node
+        here = lease.node
+        assert here is not None
+        while here.end > n_hit:
+            if not here.is_twin(lease):
+                if here.start < n_hit:
+                    self.split(here, n_hit - here.start)
+                top = here
+            assert here.parent is not None
+            here = here.parent
+        return top
+
     def detach(self, top: Node) -> list[Node]:
-        """Take an attached node and all below it out of the trie. Unheld ones are freed now, held ones when
-        they are released. Returns all of them, `top` first, their ids intact."""
+        """Take an attached node and all below it out of the trie and free the unheld ones. Every lease on it
+        must `lose` it next. Returns all of them, `top` first, their ids intact."""
         self._unlink(top)
         gone = [top]
         for node in gone:
@@ -290,27 +322,29 @@ class RadixTrie:
         self.queue.compact(self.n_nodes)
         return gone
 
-    def own_top(self, lease: BlockLease, n_hit: int) -> Node | None:
-        """The topmost node of the blocks that the lease itself published, which begin at position `n_hit` or
-        later; None when it has published nothing."""
-        top = None
+    def lose(self, lease: BlockLease, position: int) -> None:
+        """The lease's nodes from `position` on are out of the trie: keep them in `lost`, and let its place in
+        the trie end where it still holds something."""
         node = lease.node
         assert node is not None
-        while node.end > n_hit:
-            if not node.is_twin(lease):
-                if node.start < n_hit:
-                    self.split(node, n_hit - node.start)
-                top = node
-            assert node.parent is not None
+        while node.parent is not None:
+            if node.is_twin(lease):
+                self._leave(node, lease)
+            elif node.start >= position:
+                lease.lost.append(node)
+            else:
+                break
             node = node.parent
-        return top
+        lease.node = node
 
-    def flush(self) -> int:
-        """Take everything out of the trie. Returns the blocks freed."""
+    def flush(self, leases: Iterable[BlockLease]) -> int:
+        """Take everything out of the trie; all live leases are named. Returns the blocks freed."""
         n_free = self._pool.n_free
         for root in list(self.roots.values()):
             for child in list(root.children.values()):
                 self.detach(child)
+        for lease in leases:
+            self.lose(lease, 0)
         self.roots.clear()
         self.queue.clear()
         return self._pool.n_free - n_free
