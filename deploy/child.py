@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,6 +16,7 @@ from deploy.process import PARENT_ENV, READY, REPORT_ENV
 
 _N_LAST_LINES = 20
 _MAX_LINE = 1 << 20
+_LAST_OUTPUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,51 +33,80 @@ class ChildSpec:
     """From SIGTERM until it is killed."""
 
 
+class _Listener(asyncio.SubprocessProtocol):
+    """Splits output into lines and notes the end. (asyncio's streams would tie the end of a process to the
+    end of its output, which a grandchild may hold open.)"""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.exited = asyncio.Event()
+        self.output_ended = asyncio.Event()
+        self._on_line = on_line
+        self._rest = b""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._emit(line)
+        if len(self._rest) > _MAX_LINE:
+            self._emit(self._rest)
+            self._rest = b""
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if self._rest:
+            self._emit(self._rest)
+        self.output_ended.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    def _emit(self, line: bytes) -> None:
+        self._on_line(line.decode("utf-8", errors="replace").rstrip())
+
+
 class Child:
     """A running process in a session of its own, so that a terminal's Ctrl-C reaches the supervisor alone."""
 
-    def __init__(
-        self, spec: ChildSpec, process: asyncio.subprocess.Process, *, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, spec: ChildSpec, *, say: Callable[[str], None]) -> None:
         self.spec = spec
         self.started_s = time.monotonic()
         self.ready = asyncio.Event()
-        self._process = process
         self._say = say
         self._last_lines: deque[str] = deque(maxlen=_N_LAST_LINES)
-        self._tasks = [asyncio.create_task(self._read_output())]
+        self._listener = _Listener(self._on_line)
+        self._transport: asyncio.SubprocessTransport
+        self._report: asyncio.Task[None]
 
     @classmethod
     async def start(cls, spec: ChildSpec, *, env: Mapping[str, str], say: Callable[[str], None]) -> Child:
         """`say` hears each line of its output. Raises OSError when it can't be run."""
+        child = cls(spec, say=say)
         reader, writer = os.pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
+            child._transport, _ = await asyncio.get_running_loop().subprocess_exec(
+                lambda: child._listener,
                 *spec.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 env={**env, PARENT_ENV: str(os.getpid()), REPORT_ENV: str(writer)},
                 pass_fds=(writer,),
                 start_new_session=True,
-                limit=_MAX_LINE,
             )
         except BaseException:
             os.close(reader)
             raise
         finally:
             os.close(writer)
-        child = cls(spec, process, say=say)
-        child._tasks.append(asyncio.create_task(child._read_report(reader)))
+        child._report = asyncio.create_task(child._read_report(reader))
         return child
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._transport.get_pid()
 
     @property
     def running(self) -> bool:
-        return self._process.returncode is None
+        return not self._listener.exited.is_set()
 
     @property
     def lived_s(self) -> float:
@@ -82,20 +114,23 @@ class Child:
 
     async def wait(self) -> int:
         """Until it has ended and its last output was read; its exit code (negative: the signal)."""
-        code = await self._process.wait()
+        await self._listener.exited.wait()
         self.kill()  # what it left behind in its session
-        await asyncio.wait(self._tasks, timeout=1.0)
-        for task in self._tasks:
-            task.cancel()
-        return code
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_OUTPUT_S):
+                await self._listener.output_ended.wait()
+        self._report.cancel()
+        code = self._transport.get_returncode()
+        self._transport.close()
+        return code or 0
 
     async def stop(self) -> int:
         """SIGTERM, and SIGKILL after the grace time."""
         if self.running:
-            self._process.send_signal(signal.SIGTERM)
+            self._transport.terminate()
             try:
                 async with asyncio.timeout(self.spec.grace_s):
-                    await self._process.wait()
+                    await self._listener.exited.wait()
             except TimeoutError:
                 self._say(f"did not end within {self.spec.grace_s:g} s: killed")
                 self.kill()
@@ -103,10 +138,8 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL to the whole session of the process."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def cause(self, code: int) -> str:
         """Why it ended, in its own words where it has any."""
@@ -119,19 +152,9 @@ class Child:
     def last_words(self) -> str:
         return self._last_lines[-1].strip() if self._last_lines else "it has said nothing"
 
-    async def _read_output(self) -> None:
-        stream = self._process.stdout
-        assert stream is not None
-        while True:
-            try:
-                raw = await stream.readline()
-            except ValueError:  # a line beyond the limit: it is skipped, not the process
-                continue
-            if not raw:
-                return
-            line = raw.decode("utf-8", errors="replace").rstrip()
-            self._last_lines.append(line)
-            self._say(line)
+    def _on_line(self, line: str) -> None:
+        self._last_lines.append(line)
+        self._say(line)
 
     async def _read_report(self, fd: int) -> None:
         reader = asyncio.StreamReader()

@@ -25,8 +25,11 @@ app = typer.Typer(
 )
 
 Settings = dict[str, str | None]
-# The launcher decides where its processes meet and what the model is called to each of them.
-DECIDED_BY_LAUNCHER = ("scheduler_address", "replicas", "port_file")
+# `serve` decides where its processes meet; --host, --port are the API's and --model is the workers'.
+_SERVE = {
+    RouterConfig: ("scheduler_address", "replicas", "model"),
+    WorkerConfig: ("host", "port", "port_file"),
+}
 
 
 def serve(
@@ -133,11 +136,11 @@ def info(
     sys.exit(print_info(url, api_key=api_key))
 
 
-app.command("serve")(with_settings(serve, RouterConfig, WorkerConfig, hide=DECIDED_BY_LAUNCHER))
-app.command("router")(with_settings(router, RouterConfig))
-app.command("scheduler")(with_settings(scheduler, RouterConfig))
-app.command("api")(with_settings(api, RouterConfig))
-app.command("worker")(with_settings(worker, WorkerConfig))
+app.command("serve")(with_settings(serve, _SERVE))
+app.command("router")(with_settings(router, {RouterConfig: ()}))
+app.command("scheduler")(with_settings(scheduler, {RouterConfig: ()}))
+app.command("api")(with_settings(api, {RouterConfig: ()}))
+app.command("worker")(with_settings(worker, {WorkerConfig: ()}))
 app.command("chat")(chat)
 app.command("fetch")(fetch)
 app.command("info")(info)

@@ -16,18 +16,18 @@ _PARAMETER = inspect.Parameter
 
 
 def with_settings(
-    command: Callable[..., None], *configs: type[Any], hide: Collection[str] = ()
+    command: Callable[..., None], configs: Mapping[type[Any], Collection[str]]
 ) -> Callable[..., None]:
     """A function for typer: `command`'s own options, then one for each setting.
 
-    `command` takes the settings as its parameter `settings`: a dict of field name to text, None where the
-    command line says nothing. A field that two classes share is one option for both. `hide` names fields
-    that the command decides itself.
+    `configs` maps each class to those of its fields that the command decides itself. A field that two
+    classes share is one option for both, described as the first has it. `command` takes the settings as
+    its parameter `settings`: a dict of field name to text, None where the command line says nothing.
     """
     fields: dict[str, Setting] = {}
-    for config in configs:
+    for config, decided in configs.items():
         for setting in settings_of(config):
-            if setting.name not in hide:
+            if setting.name not in decided:
                 fields.setdefault(setting.name, setting)
 
     @functools.wraps(command)
@@ -37,26 +37,36 @@ def with_settings(
 
     own = inspect.signature(command, eval_str=True).parameters
     parameters = [parameter for name, parameter in own.items() if name != "settings"]
-    parameters += [_parameter(setting) for setting in fields.values() if setting.name not in own]
+    parameters += [_parameter(setting) for setting in fields.values()]
     parameters = [parameter.replace(kind=_PARAMETER.KEYWORD_ONLY) for parameter in parameters]
-    del run.__wrapped__  # type: ignore[attr-defined]  # functools sets it; its signature is not ours
+    del run.__wrapped__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
 def as_arguments(settings: Mapping[str, str | None], config: type[Any]) -> list[str]:
-    """The given settings that `config` knows, as a command line for another process."""
+    """The given settings that `config` knows, as a command line for another process. Secrets are left out:
+    a command line is for all to see; `secrets_as_environment` has them."""
     arguments = []
     for setting in settings_of(config):
         value = settings.get(setting.name)
-        if value is None:
+        if value is None or setting.flag.secret:
             continue
         if _is_switch(setting):
             arguments.append(setting.option if value == "true" else _off(setting))
         else:
             arguments.append(f"{setting.option}={value}")
     return arguments
+
+
+def secrets_as_environment(settings: Mapping[str, str | None], config: type[Any]) -> dict[str, str]:
+    """The given secret settings that `config` knows, under their environment names."""
+    return {
+        setting.env_names[0]: value
+        for setting in settings_of(config)
+        if setting.flag.secret and (value := settings.get(setting.name)) is not None
+    }
 
 
 def shown_default(setting: Setting) -> str:

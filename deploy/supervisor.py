@@ -131,7 +131,7 @@ class Supervisor:
     async def start(self) -> None:
         """All processes start side by side. Raises StartFailedError."""
         self._tasks = [asyncio.create_task(keeper.run()) for keeper in self.keepers]
-        ready = asyncio.gather(*(keeper.was_ready.wait() for keeper in self.keepers))
+        ready = asyncio.create_task(self._all_ready())
         try:
             await asyncio.wait([ready, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
             self._raise_failure()
@@ -155,6 +155,10 @@ class Supervisor:
         """At once: the user asked twice."""
         for keeper in self.keepers:
             keeper.kill()
+
+    async def _all_ready(self) -> None:
+        for keeper in self.keepers:
+            await keeper.was_ready.wait()
 
     def _raise_failure(self) -> None:
         for task in self._tasks:

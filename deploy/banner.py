@@ -1,0 +1,64 @@
+"""When the server answers, and what to type then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+
+import httpx
+
+from deploy.errors import StartFailedError
+from router.config import RouterConfig
+
+_POLL_S = 0.05
+_REQUEST_S = 5.0
+
+
+def base_url(config: RouterConfig) -> str:
+    """Where a client on this host reaches the API."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
+    return f"http://{host}:{config.port}"
+
+
+async def wait_healthy(config: RouterConfig, *, limit_s: float) -> None:
+    """Until /health says that requests can be served. Raises StartFailedError with its reason."""
+    reason = "it did not answer"
+    try:
+        async with asyncio.timeout(limit_s), _client(config) as client:
+            while True:
+                try:
+                    response = await client.get("/health")
+                    if response.is_success:
+                        return
+                    reason = response.text.strip()[:300]
+                except httpx.HTTPError as error:
+                    reason = str(error) or type(error).__name__
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise StartFailedError(
+            f"the server was not ready within {limit_s:g} s (--start-timeout-s): {reason}"
+        ) from None
+
+
+async def banner(config: RouterConfig, *, n_workers: int, took_s: float) -> str:
+    """What to type next; the curl line works as it stands."""
+    async with _client(config) as client:
+        served = (await client.get("/v1/models")).json()["data"]
+    model = served[0]["id"] if served else "default"
+    url = base_url(config)
+    key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if config.api_keys else ""
+    question = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    workers = "1 worker" if n_workers == 1 else f"{n_workers} workers"
+    return (
+        f"\nReady: {model} at {url} ({workers}, started in {took_s:.1f} s)\n\n"
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+        f"-d {shlex.quote(json.dumps(question))}\n\n"
+        f"Talk to it in another terminal: make chat PORT={config.port}\n"
+        "Ctrl-C ends it.\n"
+    )
+
+
+def _client(config: RouterConfig) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {config.api_keys[0]}"} if config.api_keys else {}
+    return httpx.AsyncClient(base_url=base_url(config), headers=headers, timeout=_REQUEST_S)

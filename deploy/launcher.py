@@ -1,0 +1,187 @@
+"""Brings a whole server up on this host and down again: the model, the scheduler, the API, the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from checkpoint.resolve import resolve
+from deploy.banner import banner, wait_healthy
+from deploy.child import ChildSpec
+from deploy.flags import as_arguments, secrets_as_environment
+from deploy.ports import check_free, free_ports
+from deploy.run_dir import run_dir
+from deploy.supervisor import Supervisor
+from router.config import RouterConfig
+from settings.load import load
+from worker.config import WorkerConfig
+
+_STAGE_API, _STAGE_SCHEDULER, _STAGE_WORKER = 0, 1, 2
+_GRACE_S = 10.0
+"""For processes that have nothing to wait for, and on top of the API's own grace for running answers."""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    settings: Mapping[str, str | None]
+    """Field name to text, as the command line gave it."""
+    n_workers: int
+    """0: the router alone; its workers run elsewhere (`--replicas`)."""
+    n_api: int
+    start_timeout_s: float
+
+
+def launch(plan: LaunchPlan, *, env: Mapping[str, str]) -> int:
+    """Runs until a signal asks for the end; 0 then.
+
+    Raises ConfigError, PortTakenError, CheckpointError and StartFailedError: at any of them nothing is
+    left running.
+    """
+    router = load(RouterConfig, env=env, args=plan.settings)
+    worker = load(WorkerConfig, env=env, args=_worker_settings(plan)) if plan.n_workers else None
+    check_free(router.host, router.port)
+    if router.port == 0:
+        router = replace(router, port=free_ports(1)[0])
+    if worker is not None and worker.model:
+        _fetch(worker)
+    with run_dir() as folder:
+        specs = child_specs(plan, router=router, worker=worker, folder=folder)
+        secrets = secrets_as_environment(plan.settings, RouterConfig)
+        supervisor = Supervisor(specs, env={**env, **secrets}, say=_say)
+        return asyncio.run(_run(supervisor, router=router, plan=plan))
+
+
+def child_specs(
+    plan: LaunchPlan, *, router: RouterConfig, worker: WorkerConfig | None, folder: Path
+) -> list[ChildSpec]:
+    """The processes of a launch. `folder` takes the socket between scheduler and API."""
+    settings = dict(plan.settings)
+    ports = free_ports(plan.n_workers)
+    decided = {
+        "port": str(router.port),
+        "log_format": _log_format(router.log_format),
+    }
+    if worker is not None:
+        decided |= {
+            "scheduler_address": f"unix:{folder / 'scheduler.sock'}",
+            "replicas": ",".join(f"127.0.0.1:{port}" for port in ports),
+            "model": "",  # the router reads tokenizer and template where the worker says they lie
+        }
+    elif settings.get("scheduler_address") is None:
+        decided["scheduler_address"] = f"unix:{folder / 'scheduler.sock'}"
+    router_args = as_arguments({**settings, **decided}, RouterConfig)
+    limit_s = plan.start_timeout_s
+
+    def spec(name: str, command: str, arguments: list[str], *, stage: int, grace_s: float) -> ChildSpec:
+        argv = (sys.executable, "-m", "deploy.cli", command, *arguments)
+        return ChildSpec(name=name, argv=argv, stage=stage, ready_limit_s=limit_s, grace_s=grace_s)
+
+    specs = [spec("scheduler", "scheduler", router_args, stage=_STAGE_SCHEDULER, grace_s=_GRACE_S)]
+    for i in range(plan.n_api):
+        name = "api" if plan.n_api == 1 else f"api {i}"
+        grace_s = router.shutdown_grace_s + _GRACE_S
+        specs.append(spec(name, "api", router_args, stage=_STAGE_API, grace_s=grace_s))
+    for i, port in enumerate(ports):
+        arguments = _worker_settings(plan) | {"host": "127.0.0.1", "port": str(port)}
+        arguments["log_format"] = decided["log_format"]
+        if worker is not None and not worker.threads and plan.n_workers > 1:
+            arguments["threads"] = str(max(1, len(os.sched_getaffinity(0)) // plan.n_workers))
+        specs.append(
+            spec(
+                f"worker {i}" if plan.n_workers > 1 else "worker",
+                "worker",
+                as_arguments(arguments, WorkerConfig),
+                stage=_STAGE_WORKER,
+                grace_s=_GRACE_S,
+            )
+        )
+    return specs
+
+
+def _worker_settings(plan: LaunchPlan) -> dict[str, str | None]:
+    """--host and --port are the API's; a worker of a launch listens where the launcher says."""
+    return {**plan.settings, "host": "127.0.0.1", "port": "0", "port_file": ""}
+
+
+def _fetch(worker: WorkerConfig) -> None:
+    """Before any process starts, so that workers don't fetch side by side and its progress is seen."""
+    resolve(
+        worker.model,
+        cache_dir=Path(worker.cache_dir).expanduser() if worker.cache_dir else None,
+        offline=worker.offline,
+        revision=worker.revision or None,
+        say=lambda line: _say("launcher", line),
+    )
+
+
+async def _run(supervisor: Supervisor, *, router: RouterConfig, plan: LaunchPlan) -> int:
+    started_s = time.monotonic()
+    stop = _stop_on_signals(supervisor)
+    names = ", ".join(keeper.spec.name for keeper in supervisor.keepers)
+    _say("launcher", f"starting {names}")
+    try:
+        if await _unless(stop, supervisor.start()):
+            return 0
+        if plan.n_workers:
+            if await _unless(stop, wait_healthy(router, limit_s=plan.start_timeout_s)):
+                return 0
+            took_s = time.monotonic() - started_s
+            print(await banner(router, n_workers=plan.n_workers, took_s=took_s), flush=True)
+        else:
+            _say("launcher", f"the router listens on port {router.port}")
+        await _unless(stop, supervisor.watch())
+        return 0
+    finally:
+        _say("launcher", "ending")
+        await supervisor.stop()
+
+
+def _stop_on_signals(supervisor: Supervisor) -> asyncio.Event:
+    """Set by the first signal; the second kills what still runs."""
+    stop = asyncio.Event()
+
+    def ask() -> None:
+        if stop.is_set():
+            supervisor.kill()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, ask)
+    return stop
+
+
+async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
+    """Waits for `work` (raising what it raises) or for `stop`, whichever comes first; True for `stop`."""
+    doing = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return stop.is_set()
+    finally:
+        stopping.cancel()
+        doing.cancel()
+        await asyncio.gather(doing, stopping, return_exceptions=True)
+
+
+def _log_format(wanted: str) -> str:
+    """The children write into pipes; what counts is where the launcher's own output goes."""
+    if wanted != "auto":
+        return wanted
+    return "text" if sys.stderr.isatty() else "json"
+
+
+def _say(name: str, line: str) -> None:
+    try:
+        print(f"{name:>9} | {line}", file=sys.stderr, flush=True)
+    except OSError:
+        return  # the terminal is gone; ending in order matters more
