@@ -1,0 +1,328 @@
+"""How a step is composed: growth and preemption, all decode rows, then prefill chunks.
+
+Nothing here waits, sends or reads a clock: replica states and the queue in, a plan out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from proto.codec import pack_i32
+from proto.worker_pb2 import Admit, Step
+from router.budget import AnswerLengths
+from router.placement import Prospect, cheapest, fits, prospect
+from router.plan import StepPlan
+from router.queue import RequestQueue
+from router.replica_state import InFlight, ReplicaState
+from router.request import Request, RequestState
+
+MAX_SCANNED = 256
+"""Waiting requests that one composition looks at."""
+MAX_BLOCKED = 16
+"""Waiting requests that did not fit, after which one composition looks no further."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLimits:
+    max_batch_prefill_tokens: int
+    """Prompt tokens of one step."""
+    waiting_served_ratio: float
+    """As in TGI: waiting requests may join a running batch once they are at least this share of it …"""
+    max_waiting_tokens: int
+    """… or once this many steps have run since requests last joined."""
+    prefill_chunking: bool
+    prefix_caching: bool
+    max_passes: int
+    """How often a request that does not fit may be passed by smaller ones behind it."""
+
+
+@dataclass(slots=True)
+class PolicyHooks:
+    """What the policy tells its owner."""
+
+    on_started: Callable[[Request, float], None]
+    on_preempted: Callable[[Request, ReplicaState], None]
+
+
+class Policy:
+    def __init__(
+        self,
+        *,
+        limits: PolicyLimits,
+        queue: RequestQueue,
+        lengths: AnswerLengths,
+        rng: random.Random,
+        hooks: PolicyHooks,
+    ) -> None:
+        self.limits = limits
+        self._queue = queue
+        self._lengths = lengths
+        self._rng = rng
+        self._hooks = hooks
+
+    def compose(self, rs: ReplicaState, *, replicas: Iterable[ReplicaState], now: float) -> Step | None:
+        """The next step for this replica; None when its window is full or nothing is to be computed."""
+        if not rs.alive or len(rs.in_flight) >= (1 if rs.probing else rs.window):
+            return None
+        plan = StepPlan()
+        rs.settle_joins()
+        rows = np.flatnonzero(rs.decoding)
+        if len(rows):
+            self._retire(rs, rows)
+            self._grow(rs, plan)
+        self._fill(rs, plan, replicas=replicas, now=now)
+        rows = np.flatnonzero(rs.decoding)
+        if not len(rows) and not plan.chunk_rows:
+            return None
+        rs.n_scheduled[rows] += 1
+        for row in plan.chunk_rows:
+            if rs.n_scheduled[row] == rs.target[row]:
+                self._complete(rs, row)
+        step = plan.encode(seq=rs.next_seq, evicts=rs.pending_evicts, n_decode=len(rows))
+        rs.pending_evicts = []
+        rs.in_flight.append(
+            InFlight(seq=rs.next_seq, sent_s=now, n_decode=len(rows), n_prefill_tokens=plan.n_prefill_tokens)
+        )
+        rs.next_seq += 1
+        rs.steps_since_admit = 0 if plan.admits else rs.steps_since_admit + 1
+        return step
+
+    # ---- decode rows ----
+
+    @staticmethod
+    def _retire(rs: ReplicaState, rows: np.ndarray) -> None:
+        """Rows whose last token is sampled by a step already sent leave the decode set: nothing is wasted on
+        them. Their leases stay until the results are in, so that the whole answer can be cached."""
+        for row in rows[rs.n_scheduled[rows] + 1 >= rs.end_len[rows]].tolist():
+            request = rs.requests[row]
+            assert request is not None
+            request.move(RequestState.DRAINING)
+            rs.decoding[row] = False
+            rs.leased[row] = False
+            rs.draining.add(row)
+            rs.evict(row)
+
+    def _grow(self, rs: ReplicaState, plan: StepPlan) -> None:
+        """Every decode row gets room for the position it writes; the worst rows give way if there is none."""
+        rows = np.flatnonzero(rs.decoding)
+        needy = rows[rs.n_scheduled[rows] >= rs.room[rows]].tolist()
+        if len(needy) > rs.allocator.n_available:
+            needy.sort(key=lambda row: _request(rs, row).key)
+        for row in needy:
+            while rs.decoding[row]:
+                lease = rs.leases[row]
+                assert lease is not None
+                blocks = rs.allocator.grow(lease, n_tokens=int(rs.n_scheduled[row]) + 1)
+                if blocks is not None:
+                    rs.room[row] = lease.n_blocks * rs.shape.block_size
+                    self._clean(rs, plan, blocks)
+                    plan.grow(row, blocks.tolist())
+                    break
+                if rs.release_draining():
+                    continue
+                victim = rs.worst()
+                assert victim is not None
+                self._preempt(rs, plan, victim)
+
+    def _preempt(self, rs: ReplicaState, plan: StepPlan, row: int) -> None:
+        plan.forget_growth(row)
+        plan.n_preempted += 1
+        request = rs.detach(row)
+        request.n_preempted += 1
+        request.move(RequestState.QUEUED)
+        self._queue.push(request)
+        self._hooks.on_preempted(request, rs)
+
+    @staticmethod
+    def _clean(rs: ReplicaState, plan: StepPlan, blocks: np.ndarray) -> None:
+        if rs.may_be_dirty and len(blocks):
+            plan.zero_blocks.extend(rs.allocator.take_dirty(blocks).tolist())
+
+    # ---- prefill ----
+
+    def _fill(
+        self, rs: ReplicaState, plan: StepPlan, *, replicas: Iterable[ReplicaState], now: float
+    ) -> None:
+        """Chunks of running prompts, then waiting requests, by priority class."""
+        if not rs.prefill and not len(self._queue):
+            return
+        n_decode = int(np.count_nonzero(rs.decoding))
+        most = min(self.limits.max_batch_prefill_tokens, rs.shape.max_step_tokens - n_decode)
+        running = sorted(rs.prefill, key=lambda row: _request(rs, row).key)
+        if plan.n_preempted == 0 and self._may_join(rs):
+            self._admit_waiting(rs, plan, running=running, most=most, replicas=replicas, now=now)
+        for row in running:
+            self._place_chunk(rs, plan, row, most=most)
+
+    def _may_join(self, rs: ReplicaState) -> bool:
+        """TGI's gate: `waiting_served_ratio` and `max_waiting_tokens`."""
+        n_waiting = len(self._queue)
+        if n_waiting == 0 or rs.suspect:
+            return False
+        if rs.probing:
+            return rs.n_running == 0
+        enough = max(1, int(rs.n_running * self.limits.waiting_served_ratio))
+        return n_waiting >= enough or rs.steps_since_admit >= self.limits.max_waiting_tokens
+
+    def _admit_waiting(
+        self,
+        rs: ReplicaState,
+        plan: StepPlan,
+        *,
+        running: list[int],
+        most: int,
+        replicas: Iterable[ReplicaState],
+        now: float,
+    ) -> None:
+        candidates = [other for other in replicas if other.alive]
+        blocked: list[Request] = []
+        n_scanned = 0
+        for request in self._queue:
+            if request.wait is not None and request.wait.holds:
+                continue
+            # Prompts that run already go before waiting ones of the same class or a later one.
+            while running and _request(rs, running[0]).priority <= request.priority:
+                self._place_chunk(rs, plan, running.pop(0), most=most)
+            if plan.n_prefill_tokens >= most or n_scanned >= MAX_SCANNED or len(blocked) > MAX_BLOCKED:
+                return
+            if rs.n_free_rows < 1 and not self._outranks(rs, plan, request):
+                return
+            n_scanned += 1
+            request.wait = None
+            best = self._place(request, candidates)
+            if best is None and self._make_way(rs, plan, request):
+                best = self._place(request, [rs])
+            if best is not None and best.wait is not None:
+                request.wait = best.wait
+                continue
+            if best is not None and best.replica is not rs:
+                continue
+            if best is None or not self._admit(rs, plan, request, best, most=most, now=now):
+                if request.n_passed >= self.limits.max_passes:
+                    return
+                blocked.append(request)
+                continue
+            for passed in blocked:
+                passed.n_passed += 1
+            if rs.probing:
+                return
+
+    def _place(self, request: Request, candidates: Iterable[ReplicaState]) -> Prospect | None:
+        offers = []
+        for rs in candidates:
+            if rs.suspect or (rs.probing and rs.n_running):
+                continue
+            offer = prospect(rs, request, prefix_caching=self.limits.prefix_caching)
+            if offer.wait is not None or fits(rs, request, n_cached=offer.n_cached, lengths=self._lengths):
+                offers.append(offer)
+        return cheapest(offers, self._rng) if offers else None
+
+    def _outranks(self, rs: ReplicaState, plan: StepPlan, request: Request) -> bool:
+        worst = rs.worst(but=plan.chunk_rows)
+        return worst is not None and _request(rs, worst).priority > request.priority
+
+    def _make_way(self, rs: ReplicaState, plan: StepPlan, request: Request) -> bool:
+        """Preempt rows of a later priority class, the fewest that let the request in. Whether any were."""
+        if rs.probing or rs.suspect:
+            return False
+        rows = [
+            row
+            for row in np.flatnonzero(rs.leased).tolist()
+            if _request(rs, row).priority > request.priority and row not in plan.chunk_rows
+        ]
+        rows.sort(key=lambda row: _request(rs, row).key, reverse=True)
+        n_cached = rs.allocator.match(request.tokens, salt=request.salt) if self.limits.prefix_caching else 0
+        for n in range(1, len(rows) + 1):
+            if fits(rs, request, n_cached=n_cached, lengths=self._lengths, without=rows[:n]):
+                for row in rows[:n]:
+                    self._preempt(rs, plan, row)
+                return True
+        return False
+
+    def _admit(
+        self, rs: ReplicaState, plan: StepPlan, request: Request, offer: Prospect, *, most: int, now: float
+    ) -> bool:
+        left = most - plan.n_prefill_tokens
+        if (
+            self._chunk_size(rs, plan, start=offer.n_cached, end=len(request.tokens), left=left, most=most)
+            == 0
+        ):
+            return False
+        n_tokens = len(request.tokens)
+        lease = rs.allocator.allocate(request.tokens, n_tokens=n_tokens, salt=request.salt)
+        if lease is None and rs.release_draining():
+            lease = rs.allocator.allocate(request.tokens, n_tokens=n_tokens, salt=request.salt)
+        if lease is None:
+            return False
+        blocks = lease.blocks
+        n_cached = lease.n_cached
+        self._clean(rs, plan, blocks[n_cached // rs.shape.block_size :])
+        self._queue.remove(request)
+        row = rs.attach(request, lease)
+        plan.admits.append(
+            Admit(
+                row=row,
+                epoch=int(rs.epoch[row]),
+                tokens=pack_i32(request.tokens),
+                n_prompt=request.n_prompt,
+                blocks=pack_i32(blocks),
+                n_cached=n_cached,
+                sampling=request.sampling,
+                grammar=request.grammar,
+                adapter_id=request.adapter_id,
+            )
+        )
+        self._place_chunk(rs, plan, row, most=most)
+        if request.started_s < 0:
+            request.started_s = now
+            request.n_cached = n_cached
+            self._hooks.on_started(request, now)
+        return True
+
+    def _chunk_size(
+        self, rs: ReplicaState, plan: StepPlan, *, start: int, end: int, left: int, most: int
+    ) -> int:
+        """Tokens of [start, end) that go into this step, of which `left` more may be placed; 0: none now.
+
+        A chunk that does not end its prompt ends at a block border where it can, so that all of it can be
+        shared. Without chunking a prompt goes whole, unless not even an empty step would hold it (a long
+        answer that is computed again after a preemption).
+        """
+        need = end - start
+        if need <= left:
+            return need
+        if left < 1 or (not self.limits.prefill_chunking and need <= most):
+            return 0
+        if not self.limits.prefill_chunking and plan.chunk_rows:
+            return 0
+        aligned = (start + left) // rs.shape.block_size * rs.shape.block_size - start
+        if aligned > 0:
+            return aligned
+        return 0 if plan.chunk_rows else left
+
+    def _place_chunk(self, rs: ReplicaState, plan: StepPlan, row: int, *, most: int) -> None:
+        if row in plan.chunk_rows or row not in rs.prefill:
+            return  # preempted since, perhaps already in other hands
+        start, end = int(rs.n_scheduled[row]), int(rs.target[row])
+        n = self._chunk_size(rs, plan, start=start, end=end, left=most - plan.n_prefill_tokens, most=most)
+        if n == 0:
+            return
+        plan.chunk(row, n)
+        rs.n_scheduled[row] += n
+        rs.publish(row)
+
+    @staticmethod
+    def _complete(rs: ReplicaState, row: int) -> None:
+        _request(rs, row).move(RequestState.DECODE)
+        rs.prefill.remove(row)
+        rs.joining.append(row)
+
+
+def _request(rs: ReplicaState, row: int) -> Request:
+    request = rs.requests[row]
+    assert request is not None
+    return request
