@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import msgspec
 import typer
 import uvloop
@@ -73,6 +74,15 @@ class Target:
     api_key: str | None = None
     ignore_eos: bool = True
     temperature: float = 0.0
+
+
+def served_model(url: str) -> str:
+    """The first model that the server lists. Raises ValueError when it lists none."""
+    try:
+        answer = httpx.get(f"{url}/v1/models", timeout=30.0).raise_for_status().json()
+        return str(answer["data"][0]["id"])
+    except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{url}/v1/models names no model ({error}): give --model") from None
 
 
 def encode_request(target: Target, prompt: str | list[int], *, n_output: int) -> bytes:
@@ -161,7 +171,7 @@ def _record(exchange: Exchange, *, n_input: int, n_output: int, chat: bool) -> R
 
 def main(
     url: Annotated[str, typer.Option(help="Server, e.g. http://127.0.0.1:3000")],
-    model: Annotated[str, typer.Option(help="Model name sent in every request")] = "default",
+    model: Annotated[str | None, typer.Option(help="Model name; unset: the first that is served")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json or its folder")] = None,
     vocab_size: Annotated[int, typer.Option(help="Ids are drawn below it (token prompts)")] = 32000,
     prompts: Annotated[PromptKind, typer.Option(help="What a prompt is sent as")] = PromptKind.TEXT,
@@ -196,8 +206,9 @@ def main(
         else:
             words = WordVocabulary(load_tokenizer(tokenizer))
             texts = random_texts(words, shape, n=requests, seed=seed)
+        url = url.rstrip("/")
         target = Target(
-            url=url.rstrip("/"), model=model, endpoint=endpoint, transport=transport, timeout_s=timeout_s,
+            url=url, model=model or served_model(url), endpoint=endpoint, transport=transport, timeout_s=timeout_s,
             api_key=api_key, ignore_eos=ignore_eos, temperature=temperature,
         )  # fmt: skip
         summary, _ = uvloop.run(run_load(target, texts, load, n_input=shape.n_tokens))

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.hardware import describe_host, host_line
-from bench.load import PromptKind, Target, TransportKind
+from bench.load import PromptKind, Target, TransportKind, served_model
 from bench.prompts import WordVocabulary, load_tokenizer
 from bench.report import runs_table, write_report
 from bench.run_cases import CaseResult, PromptSource, run_case
@@ -81,7 +81,7 @@ def main(
     command: Annotated[list[str] | None, typer.Argument(help="The server's command, after --")] = None,
     cases: Annotated[str, typer.Option(help="Groups (gpu, cpu) or names, comma-separated")] = "gpu",
     url: Annotated[str | None, typer.Option(help="Measure a server that is up")] = None,
-    model: Annotated[str, typer.Option(help="Model name sent in every request")] = "default",
+    model: Annotated[str | None, typer.Option(help="Model name; unset: the first that is served")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json or its folder")] = None,
     vocab_size: Annotated[int, typer.Option(help="Ids are drawn below it (token prompts)")] = 32000,
     prompts: Annotated[PromptKind, typer.Option(help="What a prompt is sent as")] = PromptKind.TEXT,
@@ -121,7 +121,7 @@ def _measure(
     *,
     command: tuple[str, ...],
     url: str | None,
-    model: str,
+    model: str | None,
     n_runs: int,
     seed: int,
     scale: float,
@@ -142,7 +142,8 @@ def _measure(
                 )
             )
             typer.echo(f"ready after {server.start_to_ready_s:.1f} s")
-        target = Target(url=server.url if server else str(url), model=model, transport=transport)
+        address = server.url if server is not None else str(url).rstrip("/")
+        target = Target(url=address, model=model or served_model(address), transport=transport)
         results = [
             run_case(target, case.scaled(scale), source, n_runs=n_runs, seed=seed, say=typer.echo)
             for case in cases
