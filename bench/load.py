@@ -208,8 +208,8 @@ def main(
             texts = random_texts(words, shape, n=requests, seed=seed)
         url = url.rstrip("/")
         target = Target(
-            url=url, model=model or served_model(url), endpoint=endpoint, transport=transport, timeout_s=timeout_s,
-            api_key=api_key, ignore_eos=ignore_eos, temperature=temperature,
+            url=url, model=model or served_model(url), endpoint=endpoint, transport=transport,
+            timeout_s=timeout_s, api_key=api_key, ignore_eos=ignore_eos, temperature=temperature,
         )  # fmt: skip
         summary, _ = uvloop.run(run_load(target, texts, load, n_input=shape.n_tokens))
     except ValueError as error:
