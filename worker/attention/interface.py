@@ -11,6 +11,7 @@ consecutive blocks are one view. Block 0 is reserved and is never written, so it
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,11 +74,20 @@ class KvCache:
         self.n_blocks = n_blocks
         self.block_size = block_size
         shape = (spec.n_layers, n_blocks * block_size, 2 * spec.n_kv_heads, spec.head_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.data = _zeros(shape, dtype=dtype, device=device)
 
     def zero(self, blocks: I32) -> None:
         for block in blocks.tolist():
             self.data[:, block * self.block_size : (block + 1) * self.block_size].zero_()
+
+
+def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy asks the system for zeroed pages, which take memory when they are first used; torch.zeros
+    # would write all of them at start.
+    n_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(n_bytes, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:

@@ -105,7 +105,7 @@ def _find_shared(batch: AttentionBatch, *, block_size: int) -> list[Shared]:
     candidates = np.flatnonzero(full * block_size >= MIN_SHARED_TOKENS)
     if len(candidates) < 2:
         return []
-    firsts, inverse, counts = np.unique(tables[candidates, 0], return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(tables[candidates, 0], return_inverse=True, return_counts=True)
     groups: list[Shared] = []
     for index in np.flatnonzero(counts > 1):
         rows = candidates[inverse == index]

@@ -87,7 +87,10 @@ class PackedGatedLinear:
         gate, up = gate_up.chunk(2)
         self._gate = torch.ops.mkldnn._reorder_linear_weight(gate.contiguous(), None)
         self._up = torch.ops.mkldnn._reorder_linear_weight(up.contiguous(), None)
-        self._gate_bias, self._up_bias = bias.chunk(2) if bias is not None else (None, None)
+        self._gate_bias: torch.Tensor | None = None
+        self._up_bias: torch.Tensor | None = None
+        if bias is not None:
+            self._gate_bias, self._up_bias = bias.chunk(2)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate = torch.ops.mkldnn._linear_pointwise(x, self._gate, self._gate_bias, "swish", [], "")
@@ -99,7 +102,7 @@ def can_pack(weight: torch.Tensor) -> bool:
     return (
         weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
+        and torch._C._has_mkldnn
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
 

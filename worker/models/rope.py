@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from worker.errors import StartError
 from worker.models.spec import RopeSpec
+
+F64 = npt.NDArray[np.float64]
 
 _VARIANTS = ("default", "linear", "llama3", "yarn", "longrope")
 
@@ -64,18 +67,17 @@ def _parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested[0]
 
 
-def _llama3(base: np.ndarray, params: Mapping[str, Any], *, factor: float, max_positions: int) -> np.ndarray:
+def _llama3(base: F64, params: Mapping[str, Any], *, factor: float, max_positions: int) -> F64:
     low, high = float(params.get("low_freq_factor", 1.0)), float(params.get("high_freq_factor", 4.0))
     original = float(params.get("original_max_position_embeddings") or max_positions)
     wavelength = 2 * math.pi / base
     # 0 where the wave is longer than original/low (scaled), 1 where shorter than original/high (kept).
     keep = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
-    return (1 - keep) * base / factor + keep * base
+    frequencies: F64 = (1 - keep) * base / factor + keep * base
+    return frequencies
 
 
-def _yarn(
-    base: np.ndarray, params: Mapping[str, Any], *, factor: float, theta: float, original: float
-) -> np.ndarray:
+def _yarn(base: F64, params: Mapping[str, Any], *, factor: float, theta: float, original: float) -> F64:
     n = 2 * len(base)
 
     def dimension(rotations: float) -> float:
@@ -90,7 +92,8 @@ def _yarn(
     if low == high:
         high += 0.001
     scaled = np.clip((np.arange(len(base)) - low) / (high - low), 0.0, 1.0)
-    return scaled * base / factor + (1 - scaled) * base
+    frequencies: F64 = scaled * base / factor + (1 - scaled) * base
+    return frequencies
 
 
 def _yarn_attention_factor(params: Mapping[str, Any], *, factor: float) -> float:
@@ -106,7 +109,7 @@ def _yarn_attention_factor(params: Mapping[str, Any], *, factor: float) -> float
     return scale(1.0)
 
 
-def _longrope(base: np.ndarray, params: Mapping[str, Any], *, max_positions: int) -> tuple[np.ndarray, float]:
+def _longrope(base: F64, params: Mapping[str, Any], *, max_positions: int) -> tuple[F64, float]:
     short, long = params.get("short_factor"), params.get("long_factor")
     if not short or short != long:
         # Two factor sets make KV depend on the request's final length: it can't be cached by prefix.
