@@ -87,6 +87,7 @@ class Keeper:
         except OSError as error:
             raise StartFailedError(f"can't start {name} ({self.spec.argv[0]}): {error.strerror}") from error
         self.child = child
+        self._say(name, f"process {child.pid}")
         if self._stop_asked.is_set():
             return await child.stop()
         ended = asyncio.create_task(child.wait())
