@@ -25,6 +25,7 @@ from router.api.health import HealthRoutes
 from router.api.info import InfoRoutes
 from router.api.models import ModelRoutes
 from router.api.reply import json_reply
+from router.api.text_model import TextModel
 from router.api.tokens import TokenRoutes
 from router.ipc.client import SchedulerClient
 from router.ipc.messages import ErrorInfo
@@ -34,15 +35,14 @@ def create_app(
     *,
     client: SchedulerClient,
     config: ApiConfig,
-    tokenizer: Tokenizer,
-    chat_template: ChatTemplate | None,
+    tokenizer: Tokenizer | None,
+    chat_template: ChatTemplate | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Starlette:
-    """Serves requests for as long as `client` lives; closes neither. The shared `ApiContext` is at
-    `app.state.context`."""
-    context = ApiContext(
-        client=client, config=config, tokenizer=tokenizer, template=chat_template, clock=clock
-    )
+    """Serves requests for as long as `client` lives; doesn't close it. The shared `ApiContext` is at
+    `app.state.context`: without a tokenizer its `loaded` is to be set later."""
+    text = None if tokenizer is None else TextModel(tokenizer=tokenizer, template=chat_template)
+    context = ApiContext(client=client, config=config, text=text, clock=clock)
     middleware = [Middleware(Guard, context=context, clock=clock)]
     if config.cors_allow_origin:
         cors = Middleware(

@@ -45,19 +45,19 @@ class ChatEndpoint(GenerationEndpoint):
             documents=request.documents,
             variables=request.chat_template_kwargs,
         )
-        prompt = await context.encoder.encode(text, special=False)
+        prompt = await context.text.encoder.encode(text, special=False)
         check_prompt_length(prompt, params=params, model=model, param="messages")
         job = Job(
             prefix="chatcmpl",
             prompts=[prompt],
             params=params,
             client=context.client,
-            table=context.table if params.skip_special else context.full_table,
+            table=context.text.table_for(skip_special=params.skip_special),
             request_id=exchange.request_id,
             grammar=grammar,
             clock=context.clock,
         )
-        return job, ChatFormat(job, model=model.model_id, names=context.names)
+        return job, ChatFormat(job, model=model.model_id, names=context.text.names)
 
 
 def render_chat(
@@ -71,7 +71,8 @@ def render_chat(
 ) -> str:
     """The prompt's text. Raises ApiError (400) when the model has no template or it refuses the messages."""
     normalised = normalise_messages(messages)
-    if context.template is None:
+    template = context.text.template
+    if template is None:
         raise invalid(
             "This model has no chat template: use /v1/completions with a prompt of your own, or start the"
             " server with --chat-template.",
@@ -79,7 +80,7 @@ def render_chat(
             code="no_chat_template",
         )
     try:
-        return context.template.render(
+        return template.render(
             normalised,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

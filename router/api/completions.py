@@ -55,7 +55,7 @@ class CompletionsEndpoint(GenerationEndpoint):
         prompts = await self._prompts(request, model)
         for prompt in prompts:
             check_prompt_length(prompt, params=params, model=model, param="prompt")
-        table = context.table if params.skip_special else context.full_table
+        table = context.text.table_for(skip_special=params.skip_special)
         job = Job(
             prefix="cmpl",
             prompts=prompts,
@@ -67,7 +67,7 @@ class CompletionsEndpoint(GenerationEndpoint):
             clock=context.clock,
         )
         echo = Echo([table.whole_text(prompt) for prompt in prompts]) if request.echo else None
-        return job, CompletionFormat(job, model=model.model_id, names=context.names, echo=echo)
+        return job, CompletionFormat(job, model=model.model_id, names=context.text.names, echo=echo)
 
     async def _prompts(self, request: CompletionRequest, model: ModelInfo) -> list[I32]:
         """A text, a list of texts, token ids, or a list of token id lists."""
@@ -95,7 +95,7 @@ class CompletionsEndpoint(GenerationEndpoint):
         return prompts
 
     async def _encode(self, text: str, request: CompletionRequest) -> I32:
-        return await self._context.encoder.encode(text, special=request.add_special_tokens is not False)
+        return await self._context.text.encoder.encode(text, special=request.add_special_tokens is not False)
 
 
 def _token_ids(ids: list[int] | list[str | int | list[int]], path: str, model: ModelInfo) -> I32:

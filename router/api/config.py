@@ -13,6 +13,11 @@ class ApiConfig:
 
     host: str = flag("0.0.0.0", help="Address that the HTTP server listens on.")
     port: int = flag(8000, help="Port of the HTTP server; 0 takes a free one.", env=("PORT",))
+    share_port: bool = flag(
+        False,
+        help="Let several API processes listen on the port; the kernel spreads connections over them.",
+        effect="A port in use by another server of the same user is not noticed.",
+    )
     api_keys: tuple[str, ...] = flag(
         (),
         help="Keys that clients must send as `Authorization: Bearer …` on every route but health."

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Protocol
 
-from checkpoint.chat_template import ChatTemplate
-from checkpoint.tokenizer import Tokenizer
 from router.api.config import ApiConfig
 from router.api.decode import BodyDecoder
-from router.api.detokenize import TokenTable, build_token_table
-from router.api.encoder import PromptEncoder
 from router.api.errors import invalid, unavailable
 from router.api.flusher import Flusher
-from router.api.logprobs import TokenNames
 from router.api.metrics import ApiMetrics
+from router.api.text_model import TextModel
 from router.ipc.client import SchedulerClient
 from router.ipc.messages import ErrorInfo, ModelInfo
 
@@ -27,23 +22,22 @@ class Interruptible(Protocol):
 
 
 class ApiContext:
-    """Built once by `create_app`; owns the process's tables, encoder and metrics, and knows what runs."""
+    """Built once by `create_app`; owns the process's metrics and knows what runs. The text model may come
+    later, when a worker has said where it lies."""
 
     def __init__(
         self,
         *,
         client: SchedulerClient,
         config: ApiConfig,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        text: TextModel | None,
         clock: Callable[[], float],
     ) -> None:
         self.client = client
         self.config = config
-        self.tokenizer = tokenizer
-        self.template = template
+        self.loaded = text
+        """None until the tokenizer is read."""
         self.clock = clock
-        self.encoder = PromptEncoder(tokenizer)
         self.decoder = BodyDecoder()
         self.metrics = ApiMetrics()
         self.flusher = Flusher()
@@ -52,17 +46,24 @@ class ApiContext:
         """Answers in progress, for the shutdown."""
         self.on_idle: Callable[[], None] = lambda: None
         """Called whenever the last running answer has ended."""
-        self.table = build_token_table(tokenizer)
         client.on_batch_end(self.flusher.flush)
 
-    @cached_property
-    def full_table(self) -> TokenTable:
-        """The table that shows special tokens; few requests need it."""
-        return build_token_table(self.tokenizer, skip_special=False)
+    @property
+    def text(self) -> TextModel:
+        """Raises ApiError (503) while the tokenizer is not read."""
+        if self.loaded is None:
+            raise unavailable("No model is being served yet: its tokenizer is still being read.")
+        return self.loaded
 
-    @cached_property
-    def names(self) -> TokenNames:
-        return TokenNames(self.full_table)
+    @property
+    def not_ready_reason(self) -> str | None:
+        """None when a request sent now would be served."""
+        state = self.client.state
+        if self.draining or state.draining:
+            return "shutting down"
+        if not state.ready:
+            return state.reason or "no worker is ready"
+        return None if self.loaded is not None else "the tokenizer is still being read"
 
     @property
     def model(self) -> ModelInfo:

@@ -20,13 +20,11 @@ class HealthRoutes:
     async def ready(self, request: Request) -> Response:
         """200 when a request sent now would be served, else 503 with the reason."""
         state = self._context.client.state
-        draining = self._context.draining or state.draining
-        ready = state.ready and not draining
-        reason = "shutting down" if draining else state.reason
+        reason = self._context.not_ready_reason
         value = {
-            "status": "ok" if ready else "unavailable",
-            "reason": "" if ready else reason,
+            "status": "ok" if reason is None else "unavailable",
+            "reason": reason or "",
             "replicas_live": state.n_replicas_live,
             "replicas_known": state.n_replicas_known,
         }
-        return json_reply(value, status=200 if ready else 503)
+        return json_reply(value, status=200 if reason is None else 503)

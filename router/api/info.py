@@ -29,8 +29,8 @@ class InfoRoutes:
         value: dict[str, Any] = {
             "name": "quire",
             "version": self._version,
-            "ready": state.ready and not self._context.draining,
-            "reason": state.reason,
+            "ready": self._context.not_ready_reason is None,
+            "reason": self._context.not_ready_reason or "",
             "replicas_live": state.n_replicas_live,
             "replicas_known": state.n_replicas_known,
         }
@@ -39,7 +39,9 @@ class InfoRoutes:
                 "model_id": model.model_id,
                 "vocab_size": model.vocab_size,
                 "eos_token_ids": model.eos_token_ids,
-                "chat_template": self._context.template is not None,
+                "chat_template": (
+                    self._context.loaded is not None and self._context.loaded.template is not None
+                ),
                 "max_input_tokens": model.max_input_tokens,
                 "max_total_tokens": model.max_total_tokens,
                 "max_batch_total_tokens": model.max_batch_total_tokens,

@@ -39,10 +39,10 @@ class TokenRoutes:
         else:
             text = wanted.prompt or ""
             special = wanted.add_special_tokens is not False
-        ids = (await context.encoder.encode(text, special=special)).tolist()
+        ids = (await context.text.encoder.encode(text, special=special)).tolist()
         value: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.max_total_tokens}
         if wanted.return_token_strs:
-            value["token_strs"] = [context.names.text(token) for token in ids]
+            value["token_strs"] = [context.text.names.text(token) for token in ids]
         return json_reply(value)
 
     async def detokenize(self, request: Request) -> Response:
@@ -58,5 +58,5 @@ class TokenRoutes:
                     param=f"tokens[{i}]",
                 )
         ids = np.asarray(wanted.tokens, dtype=np.int32)
-        text = context.tokenizer.decode(ids, skip_special=bool(wanted.skip_special_tokens))
+        text = context.text.tokenizer.decode(ids, skip_special=bool(wanted.skip_special_tokens))
         return json_reply({"prompt": text})

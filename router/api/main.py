@@ -1,0 +1,99 @@
+"""The API process: connects to the scheduler, reads the tokenizer, serves HTTP until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from checkpoint.chat_template import load_chat_template
+from checkpoint.checkpoint import Checkpoint, CheckpointError
+from checkpoint.resolve import resolve
+from checkpoint.tokenizer import load_tokenizer
+from router.api.app import create_app
+from router.api.context import ApiContext
+from router.api.server import ApiServer, listen, run_loop
+from router.api.text_model import TextModel
+from router.config import RouterConfig
+from router.ipc.client import SchedulerClient
+from router.ipc.socket_client import connect
+from settings.errors import ConfigError
+
+_log = structlog.get_logger("quire.api")
+
+
+def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None) -> int:
+    """The process's exit code. `on_ready` is called once it listens; /health tells whether there is a model
+    to serve."""
+    try:
+        text = load_text_model(config, config.model) if config.model else None
+        listener = listen(config.host, config.port, shared=config.share_port)
+    except (CheckpointError, ConfigError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+    async def main() -> int:
+        client = await connect(config.scheduler_address)
+        app = create_app(client=client, config=config, tokenizer=None)
+        context: ApiContext = app.state.context
+        context.loaded = text
+        server = ApiServer(app, listener)
+        failures: list[str] = []
+        reader = asyncio.create_task(_read_when_known(context, config, server, failures))
+        try:
+            await server.run(on_listening=lambda _: on_ready())
+        finally:
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reader
+            await client.close()
+        for failure in failures:
+            print(f"error: {failure}", file=sys.stderr)
+        return 1 if failures else 0
+
+    return run_loop(main)
+
+
+def load_text_model(config: RouterConfig, name: str) -> TextModel:
+    """Raises CheckpointError naming the model and ConfigError for an unreadable chat template."""
+    return _text_model(config, resolve(name))
+
+
+def _text_model(config: RouterConfig, checkpoint: Checkpoint) -> TextModel:
+    source = None
+    if config.chat_template is not None:
+        try:
+            source = Path(config.chat_template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--chat-template {config.chat_template} can't be read: {error}") from error
+    tokenizer = load_tokenizer(checkpoint)
+    return TextModel(tokenizer=tokenizer, template=load_chat_template(tokenizer, source=source))
+
+
+async def _read_when_known(
+    context: ApiContext, config: RouterConfig, server: ApiServer, failures: list[str]
+) -> None:
+    """Without --model: waits for a worker to say where the model lies. If it can't be read the process
+    ends."""
+    if context.loaded is not None:
+        return
+    try:
+        name = await _model_path(context.client)
+        context.loaded = await asyncio.to_thread(load_text_model, config, name)
+        _log.info("tokenizer read", model=name)
+    except (CheckpointError, ConfigError) as error:
+        failures.append(f"{error} (--model names another place for the tokenizer)")
+        server.stop()
+
+
+async def _model_path(client: SchedulerClient) -> str:
+    await client.wait_ready()
+    model = client.state.model
+    path = "" if model is None else str(model.settings.get("model_path", ""))
+    if not path:
+        raise CheckpointError("the worker does not say where its model lies: --model must name it")
+    return path
