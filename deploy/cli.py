@@ -27,7 +27,7 @@ app = typer.Typer(
 Settings = dict[str, str | None]
 # `serve` decides where its processes meet; --host, --port are the API's and --model is the workers'.
 _SERVE = {
-    RouterConfig: ("scheduler_address", "replicas", "model"),
+    RouterConfig: ("scheduler_address", "replicas", "model", "share_port"),
     WorkerConfig: ("host", "port", "port_file"),
 }
 

@@ -68,6 +68,8 @@ def child_specs(
         "port": str(router.port),
         "log_format": _log_format(router.log_format),
     }
+    if plan.n_api > 1:
+        decided["share_port"] = "true"
     if worker is not None:
         decided |= {
             "scheduler_address": f"unix:{folder / 'scheduler.sock'}",
@@ -130,11 +132,14 @@ async def _run(supervisor: Supervisor, *, router: RouterConfig, plan: LaunchPlan
         if await _unless(stop, supervisor.start()):
             return 0
         if plan.n_workers:
-            if await _unless(stop, wait_healthy(router, limit_s=plan.start_timeout_s)):
+            healthy = wait_healthy(router, limit_s=plan.start_timeout_s)
+            if await _unless(stop, _first(healthy, supervisor.watch())):
                 return 0
+            supervisor.settle()
             took_s = time.monotonic() - started_s
             print(await banner(router, n_workers=plan.n_workers, took_s=took_s), flush=True)
         else:
+            supervisor.settle()
             _say("launcher", f"the router listens on port {router.port}")
         await _unless(stop, supervisor.watch())
         return 0
@@ -160,17 +165,21 @@ def _stop_on_signals(supervisor: Supervisor) -> asyncio.Event:
 
 async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
     """Waits for `work` (raising what it raises) or for `stop`, whichever comes first; True for `stop`."""
-    doing = asyncio.ensure_future(work)
-    stopping = asyncio.ensure_future(stop.wait())
+    await _first(work, stop.wait())
+    return stop.is_set()
+
+
+async def _first(*works: Awaitable[object]) -> None:
+    """Waits for the first that ends, raises what it raised, and cancels the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-        return stop.is_set()
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        stopping.cancel()
-        doing.cancel()
-        await asyncio.gather(doing, stopping, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _log_format(wanted: str) -> str:

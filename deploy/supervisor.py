@@ -43,6 +43,8 @@ class Keeper:
         self.spec = spec
         self.state = State.STARTING
         self.was_ready = asyncio.Event()
+        self.restarts = False
+        """Off while the whole is starting up: a death then fails the start instead of being repeated."""
         self.child: Child | None = None
         self._env = env
         self._say = say
@@ -50,7 +52,8 @@ class Keeper:
         self._stop_asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Until `stop`. Raises StartFailedError when the first process never becomes ready."""
+        """Until `stop`. Raises StartFailedError when its process ends while `restarts` is off, or when the
+        first one is not ready in time."""
         while True:
             code = await self._one_life()
             if self._stop_asked.is_set():
@@ -108,7 +111,7 @@ class Keeper:
                 self._go(State.READY)
                 self.was_ready.set()
             code = await ended
-            if not self.was_ready.is_set() and not self._stop_asked.is_set():
+            if not self.restarts and not self._stop_asked.is_set():
                 raise StartFailedError(f"{name} {child.cause(code)}")
             return code
         finally:
@@ -138,6 +141,11 @@ class Supervisor:
             self._raise_failure()
         finally:
             ready.cancel()
+
+    def settle(self) -> None:
+        """The start is over: from now on what dies is started again."""
+        for keeper in self.keepers:
+            keeper.restarts = True
 
     async def watch(self) -> None:
         """Until every keeper has ended. Raises what one of them raised."""

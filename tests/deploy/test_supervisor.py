@@ -65,6 +65,7 @@ async def test_a_process_that_dies_is_started_again(
         say=heard.say,
         backoff=Backoff(first_s=0.01),
     )
+    keeper.restarts = True
     task = asyncio.create_task(keeper.run())
     await keeper.was_ready.wait()
     assert keeper.child is not None
@@ -88,6 +89,22 @@ async def test_a_process_that_ends_before_it_is_ready_fails_the_start_with_its_w
         await supervisor.start()
     await supervisor.stop()
     assert all(keeper.child is None or not keeper.child.running for keeper in supervisor.keepers)
+
+
+async def test_a_death_between_ready_and_settled_fails_the_start(
+    make_spec: MakeSpec, env: dict[str, str], heard: Heard
+) -> None:
+    supervisor = Supervisor(
+        [make_spec(READY + "import sys; sys.exit(1)", name="api")], env=env, say=heard.say
+    )
+
+    async def start_and_watch() -> None:
+        await supervisor.start()
+        await supervisor.watch()
+
+    with pytest.raises(StartFailedError, match="api ended with code 1"):
+        await start_and_watch()
+    await supervisor.stop()
 
 
 async def test_a_process_that_never_becomes_ready_fails_the_start_after_the_limit(
