@@ -66,7 +66,7 @@ class Node:
         """Has an entry in the eviction queue."""
         self.attached = True
         self.hits = 0
-        """Allocations that found this node."""
+        """Allocations that found this node, or its beginning before it grew."""
         self.born_s = 0.0
         self.used_s = 0.0
 

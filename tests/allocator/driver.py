@@ -32,7 +32,7 @@ class Driver:
         self.texts: list[I32] = [self.patterns[0].copy()]
         self.done: Counter[str] = Counter()
 
-    def run(self, n_operations: int) -> None:
+    def run(self, n_operations: int, *, mood: str) -> None:
         operations = [
             self.allocate,
             self.publish,
@@ -42,7 +42,11 @@ class Driver:
             self.invalidate,
             self.flush,
         ]
-        weights = [30, 30, 12, 22, 5, 0.7, 0.3]
+        weights = {
+            "crowded": [30, 30, 12, 22, 5, 0.7, 0.3],
+            "sparse": [30, 45, 8, 30, 5, 0.7, 0.3],
+            "broken": [30, 40, 8, 24, 5, 6, 2],
+        }[mood]
         for operation in self.rng.choices(operations, weights, k=n_operations):
             operation()
             self.done[operation.__name__] += 1
