@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from deploy.child import ChildSpec
+from deploy.errors import PortTakenError
+from deploy.launcher import LaunchPlan, child_specs
+from deploy.ports import check_free, free_ports
+from deploy.run_dir import run_dir
+from router.config import RouterConfig
+from worker.config import WorkerConfig
+
+
+def _specs(
+    settings: dict[str, str | None], *, n_workers: int, n_api: int = 1, folder: Path = Path("/run/x")
+) -> dict[str, ChildSpec]:
+    plan = LaunchPlan(settings=settings, n_workers=n_workers, n_api=n_api, start_timeout_s=7)
+    worker = WorkerConfig() if n_workers else None
+    specs = child_specs(plan, router=RouterConfig(port=8123), worker=worker, folder=folder)
+    return {spec.name: spec for spec in specs}
+
+
+def _value(spec: ChildSpec, option: str) -> str:
+    return next(word.partition("=")[2] for word in spec.argv if word.startswith(option + "="))
+
+
+def test_processes_of_a_server_find_each_other() -> None:
+    specs = _specs({}, n_workers=2)
+    assert list(specs) == ["scheduler", "api", "worker 0", "worker 1"]
+    for name in ("scheduler", "api"):
+        assert _value(specs[name], "--scheduler-address") == "unix:/run/x/scheduler.sock"
+        assert _value(specs[name], "--port") == "8123"
+    replicas = _value(specs["scheduler"], "--replicas").split(",")
+    ports = [_value(specs[name], "--port") for name in ("worker 0", "worker 1")]
+    assert replicas == [f"127.0.0.1:{port}" for port in ports]
+    assert len(set(ports)) == 2
+    assert all(spec.ready_limit_s == 7 for spec in specs.values())
+
+
+def test_the_api_ends_first_and_the_workers_last() -> None:
+    specs = _specs({}, n_workers=1)
+    assert specs["api"].stage < specs["scheduler"].stage < specs["worker"].stage
+    assert specs["api"].grace_s > RouterConfig().shutdown_grace_s
+
+
+def test_settings_reach_whom_they_concern() -> None:
+    specs = _specs(
+        {"max_batch_prefill_tokens": "64", "dtype": "float32", "max_n": "3", "host": "0.0.0.0"}, n_workers=1
+    )
+    assert _value(specs["scheduler"], "--max-batch-prefill-tokens") == "64"
+    assert _value(specs["worker"], "--max-batch-prefill-tokens") == "64"
+    assert _value(specs["worker"], "--dtype") == "float32"
+    assert _value(specs["worker"], "--host") == "127.0.0.1", "--host is the HTTP server's"
+    assert _value(specs["api"], "--max-n") == "3"
+    assert not any("dtype" in word for word in specs["api"].argv)
+
+
+def test_workers_share_the_cores() -> None:
+    n_cores = len(os.sched_getaffinity(0))
+    many = _specs({}, n_workers=n_cores + 1)
+    assert _value(many["worker 0"], "--threads") == "1"
+    assert not any("--threads" in word for word in _specs({}, n_workers=1)["worker"].argv)
+
+
+def test_api_processes_share_the_port() -> None:
+    specs = _specs({}, n_workers=1, n_api=2)
+    assert "--share-port" in specs["api 0"].argv
+    assert specs["api 0"].argv == specs["api 1"].argv
+    assert "--share-port" not in _specs({}, n_workers=1)["api"].argv
+
+
+def test_a_router_alone_keeps_its_replicas_and_its_address() -> None:
+    specs = _specs({"replicas": "a:1,b:2"}, n_workers=0)
+    assert list(specs) == ["scheduler", "api"]
+    assert _value(specs["scheduler"], "--replicas") == "a:1,b:2"
+    assert _value(specs["api"], "--scheduler-address") == "unix:/run/x/scheduler.sock"
+    given = _specs({"scheduler_address": "127.0.0.1:9"}, n_workers=0)
+    assert _value(given["api"], "--scheduler-address") == "127.0.0.1:9"
+
+
+def test_secrets_never_reach_a_command_line() -> None:
+    specs = _specs({"api_keys": "hunter2"}, n_workers=1)
+    assert not any("hunter2" in word for spec in specs.values() for word in spec.argv)
+
+
+def test_a_taken_port_is_named_with_a_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTakenError, match=f"port {port} on 127.0.0.1 is taken .* --port"):
+            check_free("127.0.0.1", port)
+    check_free("127.0.0.1", port)
+
+
+def test_an_address_that_is_not_ours() -> None:
+    with pytest.raises(PortTakenError, match=r"can't listen on 192\.0\.2\.1 port 80 \(--host, --port\)"):
+        check_free("192.0.2.1", 80)
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(5))) == 5
+
+
+def test_a_run_folder_is_private_and_goes_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path) if len(str(tmp_path)) <= 60 else "")
+    with run_dir() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert len(str(folder / "scheduler.sock")) < 107
+    assert not folder.exists()
+
+
+def test_folders_of_killed_launches_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", base)
+        dead, alive, other = (
+            Path(base) / name for name in ("quire-999999999-a", f"quire-{os.getpid()}-b", "quire-notes")
+        )
+        for folder in (dead, alive, other):
+            folder.mkdir()
+        with run_dir():
+            assert not dead.exists()
+            assert alive.exists()
+            assert other.exists()
