@@ -80,7 +80,7 @@ def _field_error(error: msgspec.ValidationError) -> Exception:
     text = str(error)
     missing = _MISSING.search(text)
     match = _PATH.match(text)
-    path = match["path"].removeprefix("$").removeprefix(".") if match else ""
+    path = match["path"].removeprefix("$").removeprefix(".").removesuffix("[...]") if match else ""
     what = match["what"] if match else text
     if missing:
         path = f"{path}.{missing['name']}" if path else missing["name"]

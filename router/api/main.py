@@ -19,8 +19,9 @@ from router.api.context import ApiContext
 from router.api.server import ApiServer, listen, run_loop
 from router.api.text_model import TextModel
 from router.config import RouterConfig
+from router.ipc.address import IpcAddress
 from router.ipc.client import SchedulerClient
-from router.ipc.socket_client import connect
+from router.ipc.socket_client import SocketClient
 from settings.errors import ConfigError
 
 _log = structlog.get_logger("quire.api")
@@ -30,6 +31,7 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
     """The process's exit code. `on_ready` is called once it listens; /health tells whether there is a model
     to serve."""
     try:
+        IpcAddress.parse(config.scheduler_address)
         text = load_text_model(config, config.model) if config.model else None
         listener = listen(config.host, config.port, shared=config.share_port)
     except (CheckpointError, ConfigError) as error:
@@ -37,7 +39,7 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
         return 2
 
     async def main() -> int:
-        client = await connect(config.scheduler_address)
+        client = SocketClient.connect(config.scheduler_address)
         app = create_app(client=client, config=config, tokenizer=None)
         context: ApiContext = app.state.context
         context.loaded = text

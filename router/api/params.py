@@ -217,7 +217,6 @@ def _logit_bias(bias: dict[str, float] | None, *, vocab_size: int, limit: int) -
         raise _out_of_range("logit_bias", f"{len(bias)} entries", f"are over {limit} (max_logit_bias)")
     parsed: dict[int, float] = {}
     for key, value in bias.items():
-        field = f"logit_bias.{key[:32]}"
         if not key.isascii() or not key.isdigit():
             raise invalid(f"Invalid key in 'logit_bias': {key[:32]!r} is not a token id.", param="logit_bias")
         if int(key) >= vocab_size:
@@ -225,7 +224,7 @@ def _logit_bias(bias: dict[str, float] | None, *, vocab_size: int, limit: int) -
                 "logit_bias", f"token id {key[:32]}", f"is outside the vocabulary of {vocab_size}"
             )
         if not -100.0 <= value <= 100.0:
-            raise _out_of_range(field, value, "is not between -100 and 100")
+            raise _out_of_range("logit_bias", f"{value:g} (token {key[:32]})", "is not between -100 and 100")
         parsed[int(key)] = float(value)
     return parsed
 

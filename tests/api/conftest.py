@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.scripted import ScriptedClient
-from tests.api.tiny import TEMPLATE, tiny_tokenizer
 
 from checkpoint.chat_template import ChatTemplate
 from router.api.app import create_app
 from router.api.config import ApiConfig
+from tests.api.scripted import ScriptedClient
+from tests.api.tiny import TEMPLATE, tiny_tokenizer
 
 
 @dataclass

@@ -182,7 +182,9 @@ class ScriptedClient:
             token = script.tokens[running.n_sent]
             running.n_sent += 1
             limit = spec.max_new_tokens
-            reason = FinishReason.LENGTH if limit is not None and running.n_sent >= limit else FinishReason.NONE
+            reason = (
+                FinishReason.LENGTH if limit is not None and running.n_sent >= limit else FinishReason.NONE
+            )
             if token in spec.sampling.stop_token_ids:
                 reason = FinishReason.STOP
             self._emit(running, token, reason)

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
+
+from router.ipc.messages import FinishReason
 from tests.api.conftest import MakeApi
 from tests.api.scripted import Script
 from tests.api.tiny import ids, tiny_tokenizer
-
-from router.ipc.messages import FinishReason
 
 
 def events(text: str) -> list[Any]:

@@ -11,7 +11,16 @@ from checkpoint.tokenizer import Tokenizer, TokenizerSettings
 from router.api.detokenize import _BYTE_OF_CHAR
 
 END, START = "<|end|>", "<|start|>"
-_MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("o", "r"), ("l", "d"), ("Ġw", "or")]
+_MERGES = [
+    ("h", "e"),
+    ("l", "l"),
+    ("he", "ll"),
+    ("hell", "o"),
+    ("Ġ", "w"),
+    ("o", "r"),
+    ("l", "d"),
+    ("Ġw", "or"),
+]
 
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
