@@ -91,10 +91,13 @@ class Allocator(Protocol):
         """The first `n_tokens` of `tokens` (the request's whole known text) have their KV written or in
         the step being composed: put the full blocks among them into the trie. Monotonic and cheap when
         nothing new is complete. If a twin published the same text first, the lease keeps its own block
-        outside the trie."""
+        outside the trie; once no lease holds the twin's block and this lease has published below it, the
+        lease's copy takes its place there and the twin's is free. A lease that was invalidated, named by
+        `invalidate` or granted before a `flush` never publishes again: then this does nothing."""
 
     def release(self, lease: Lease) -> None:
-        """Give everything back: published blocks stay cached, the rest is free at once. Once only."""
+        """Give everything back: published blocks stay cached, the rest is free at once. Once only: a second
+        release, like any other use of a released lease, raises LeaseError."""
 
     def invalidate(self, lease: Lease) -> Sequence[Lease]:
         """The lease's own blocks may hold bad values: take every block that it published, with all
