@@ -160,6 +160,11 @@ class SchedulerCore:
         self.cancel(conn, [request_id for c, request_id in self._requests if c == conn])
         self.outbox.drop(conn)
 
+    def abort_all(self, error: RouterError) -> None:
+        """Fails whatever is left."""
+        for request in list(self._requests.values()):
+            self._fail(request, error)
+
     # ---- replicas ----
 
     def replica_up(

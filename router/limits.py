@@ -56,8 +56,8 @@ def resolve_limits(config: RouterConfig, capacity: Capacity) -> Limits:
     if config.max_total_tokens is not None:
         if config.max_total_tokens > capacity.max_context:
             raise ConfigError(
-                f"--max-total-tokens is {config.max_total_tokens}, but {capacity.model_id} on this worker has "
-                f"a context of {capacity.max_context} tokens: at most that fits"
+                f"--max-total-tokens is {config.max_total_tokens}, but {capacity.model_id} on this worker "
+                f"has a context of {capacity.max_context} tokens: at most that fits"
             )
         if config.max_total_tokens > pool_tokens:
             raise ConfigError(
@@ -122,7 +122,7 @@ def usable_blocks(config: RouterConfig, capacity: Capacity) -> int:
 
 
 def check_replica(limits: Limits | None, config: RouterConfig, capacity: Capacity) -> None:
-    """Raises ReplicaMismatchError, saying what differs, when the worker can't stand in for those before it."""
+    """Raises ReplicaMismatchError, saying what differs, when the worker can't stand in for the others."""
     if capacity.protocol_version != PROTOCOL_VERSION:
         raise ReplicaMismatchError(
             f"worker {capacity.worker_id} (version {capacity.quire_version}) speaks step protocol "

@@ -1,0 +1,135 @@
+"""The API's side of the socket. It connects again by itself until closed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+
+import structlog
+
+from router.ipc.address import IpcAddress
+from router.ipc.dispatch import Dispatcher
+from router.ipc.framing import Codec, FrameBuffer, FrameError
+from router.ipc.messages import IPC_VERSION, Hello, ToApi, ToScheduler, Welcome
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+
+log = structlog.get_logger("router.ipc")
+
+
+class SocketClient(Dispatcher):
+    """Implements `SchedulerClient`. Made by `connect`."""
+
+    def __init__(self, address: IpcAddress, *, api_id: str) -> None:
+        super().__init__()
+        self._address = address
+        self._api_id = api_id
+        self._connection: _Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def connect(cls, address: str, *, api_id: str = "") -> SocketClient:
+        """Returns at once; `wait_ready` waits for a scheduler that is ready. Raises ConfigError when
+        `address` is none."""
+        client = cls(IpcAddress.parse(address), api_id=api_id or f"api-{os.getpid()}")
+        client._task = asyncio.get_running_loop().create_task(client._stay_connected())
+        return client
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+            await connection.gone.wait()
+        self._lost()
+
+    def _send(self, message: ToScheduler) -> bool:
+        return self._connection is not None and self._connection.write(message)
+
+    async def _stay_connected(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                make = functools.partial(_Connection, self)
+                if self._address.path:
+                    _, connection = await loop.create_unix_connection(make, path=self._address.path)
+                else:
+                    _, connection = await loop.create_connection(make, self._address.host, self._address.port)
+            except OSError as error:
+                log.debug("scheduler not reached", address=str(self._address), cause=str(error))
+            else:
+                self._connection = connection
+                connection.write(Hello(version=IPC_VERSION, api_id=self._api_id))
+                await connection.gone.wait()
+                self._connection = None
+                if connection.was_welcome:
+                    log.warning("connection to the scheduler lost", address=str(self._address))
+                    pause_s = FIRST_PAUSE_S
+                self._lost()
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, owner: SocketClient) -> None:
+        self._owner = owner
+        self._codec = Codec()
+        self._buffer = FrameBuffer()
+        self._transport: asyncio.Transport | None = None
+        self.gone = asyncio.Event()
+        self.was_welcome = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != getattr(socket, "AF_UNIX", None):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._buffer.feed(data):
+                self._take(self._codec.to_api(frame))
+        except FrameError as error:
+            log.error("the scheduler speaks another protocol", cause=str(error))
+            self._abort()
+
+    def _take(self, message: ToApi) -> None:
+        if isinstance(message, Welcome):
+            if message.version != IPC_VERSION:
+                log.error(
+                    "scheduler refused: run the same release on both",
+                    version=message.version,
+                    expected=IPC_VERSION,
+                )
+                self._abort()
+                return
+            self.was_welcome = True
+        else:
+            self._owner._receive(message)
+
+    def write(self, message: ToScheduler) -> bool:
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._transport.write(self._codec.frame(message))
+        return True
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone.set()

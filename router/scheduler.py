@@ -1,0 +1,519 @@
+"""The shell around the scheduler core: API connections on one side, worker streams on the other, one event
+loop, no decisions.
+
+Supervised: whatever goes wrong in it ends it loudly (`failed`), for a scheduler that stands still in silence
+is worse than one that is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from allocator.factory import make_allocator
+from allocator.interface import Allocator
+from proto.worker_pb2 import Capacity, Grammar, StepResult
+from router.admin import AdminOps
+from router.config import RouterConfig
+from router.core import SchedulerCore
+from router.discovery import Discovery, Lookup, look_up
+from router.errors import (
+    InvalidRequestError,
+    ReplicaMismatchError,
+    RouterError,
+    UnavailableError,
+)
+from router.ipc.messages import (
+    Accepted,
+    AdminCall,
+    AdminReply,
+    Cancel,
+    ErrorInfo,
+    Hello,
+    ModelInfo,
+    Refused,
+    RequestSpec,
+    ServerState,
+    Submit,
+    ToScheduler,
+)
+from router.ipc.port import Send
+from router.limits import (
+    Limits,
+    arithmetic,
+    check_replica,
+    model_info,
+    policy_limits,
+    resolve_limits,
+    shape_of,
+)
+from router.loop_stats import LoopStats
+from router.metrics import SchedulerCollector
+from router.replica import LinkState, LinkTiming, LostError, ReplicaLink
+from router.replica_state import ReplicaShape
+from router.stats import CoreStats
+
+TICK_S = 0.1
+"""How late a deadline may act while no step is composed."""
+PREPARE_TIMEOUT_S = 30.0
+
+log = structlog.get_logger("router.scheduler")
+
+
+class Scheduler:
+    """Implements `SchedulerPort` for API connections and `LinkOwner` for worker streams. `start`, then
+    `drain` and `close`; `failed` is done (with the exception) when it can't go on."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        lookup: Lookup = look_up,
+        on_limits: Callable[[str], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.stats = CoreStats()
+        self.loop_stats = LoopStats()
+        self.links: dict[int, ReplicaLink] = {}
+        self.core: SchedulerCore | None = None
+        """Made when the first worker has told what it is."""
+        self.limits: Limits | None = None
+        self.model: ModelInfo | None = None
+        self.router_id = f"router-{uuid.uuid4().hex[:12]}"
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._clock = clock
+        self._rng = rng if rng is not None else random.Random()
+        self._discovery = Discovery(config.replicas, lookup=lookup)
+        self._on_limits = on_limits
+        self._sends: dict[int, Send] = {}
+        self._n_conns = 0
+        self._n_links = 0
+        # Above every generation of an earlier process that had this router's workers.
+        self._generation = time.time_ns() // 1_000_000
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._pumping = False
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._state = self._make_state()
+        self._admin = AdminOps(self, SchedulerCollector(self))
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Begins to connect to the workers; returns at once."""
+        await self._resolve()
+        self._spawn(self._tick_forever(), "tick")
+        if not self._discovery.is_static:
+            self._spawn(self._resolve_forever(), "discovery")
+
+    async def drain(self, *, grace_s: float) -> None:
+        """Takes no new work and returns when what runs has ended, or `grace_s` is over."""
+        self.begin_drain()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            n_left = self.core.n_requests if self.core is not None else 0
+            log.warning("grace time is over: requests are cut off", n_requests=n_left, grace_s=grace_s)
+            if self.core is not None:
+                self.core.abort_all(UnavailableError("the server was shut down"))
+                self._flush()
+
+    def begin_drain(self) -> None:
+        if not self._draining:
+            self._draining = True
+            log.info("draining: no new requests")
+            if self.core is not None:
+                self.core.draining = True
+            self._push_state()
+        self._note_idle()
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values(), *self._background]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    # ---- SchedulerPort ----
+
+    def attach(self, send: Send) -> int:
+        self._n_conns += 1
+        self._sends[self._n_conns] = send
+        send(self._state)
+        return self._n_conns
+
+    def receive(self, conn: int, message: ToScheduler) -> None:
+        with self._guard():
+            if isinstance(message, Submit):
+                self._submit(conn, message.requests)
+            elif isinstance(message, Cancel):
+                if self.core is not None:
+                    self.core.cancel(conn, message.ids)
+                    self._note_idle()
+                    self._pump_soon()
+            elif isinstance(message, AdminCall):
+                self._call(conn, message)
+            else:
+                assert isinstance(message, Hello)
+
+    def detach(self, conn: int) -> None:
+        with self._guard():
+            self._sends.pop(conn, None)
+            if self.core is not None:
+                self.core.disconnect(conn)
+                self._note_idle()
+                self._pump_soon()
+
+    def _submit(self, conn: int, requests: list[RequestSpec]) -> None:
+        ids = [request.id for request in requests]
+        grammars = {r.grammar for r in requests if r.grammar is not None}
+        if grammars and self.core is not None and "grammar" in self.core.limits.features:
+            protos = [
+                Grammar(kind=Grammar.Kind.ValueType(g.kind), source=g.source, strict=g.strict)
+                for g in grammars
+            ]
+            self._spawn(self._prepare_and_accept(conn, requests, protos), "prepare")
+            return
+        self._accept(conn, ids, requests)
+
+    def _accept(self, conn: int, ids: list[int], requests: list[RequestSpec]) -> None:
+        send = self._sends.get(conn)
+        if send is None:
+            return
+        try:
+            if self.core is None:
+                raise UnavailableError(
+                    f"not ready: {self._state.reason}", retry_after_s=self.config.retry_after_s
+                )
+            self.core.submit(conn, requests, now=self._clock())
+        except RouterError as error:
+            send(Refused(ids=ids, error=error.info))
+            return
+        send(Accepted(ids=ids))
+        self._idle.clear()
+        self._pump_soon()
+
+    async def _prepare_and_accept(
+        self, conn: int, requests: list[RequestSpec], grammars: list[Grammar]
+    ) -> None:
+        """Grammars are compiled before the request is queued, off the step path."""
+        ids = [request.id for request in requests]
+        try:
+            for grammar in grammars:
+                await self._prepare(grammar)
+        except RouterError as error:
+            send = self._sends.get(conn)
+            if send is not None:
+                send(Refused(ids=ids, error=error.info))
+            return
+        self._accept(conn, ids, requests)
+
+    async def _prepare(self, grammar: Grammar) -> None:
+        live = [link for link in self.links.values() if link.state is LinkState.LIVE]
+        replies = await asyncio.gather(
+            *(link.prepare(grammar, timeout_s=PREPARE_TIMEOUT_S) for link in live), return_exceptions=True
+        )
+        for reply in replies:
+            if isinstance(reply, LostError):
+                continue  # the worker that takes the request compiles it then
+            if isinstance(reply, BaseException):
+                raise reply
+            if not reply.ok:
+                raise InvalidRequestError(
+                    f"the grammar can't be used: {reply.error}", param="response_format"
+                )
+
+    def _call(self, conn: int, call: AdminCall) -> None:
+        send = self._sends[conn]
+        try:
+            send(AdminReply(call_id=call.call_id, value=self._admin.call(call.op, call.args)))
+        except RouterError as error:
+            send(AdminReply(call_id=call.call_id, error=error.info))
+        except AssertionError as error:
+            info = ErrorInfo(status=500, type="server_error", message=f"an invariant is broken: {error}")
+            send(AdminReply(call_id=call.call_id, error=info))
+
+    # ---- LinkOwner ----
+
+    def check_capacity(self, link: ReplicaLink, capacity: Capacity) -> None:
+        check_replica(self.limits, self.config, capacity)
+        for other in self.links.values():
+            if (
+                other is not link
+                and other.state is LinkState.LIVE
+                and other.capacity is not None
+                and other.capacity.worker_id == capacity.worker_id
+            ):
+                raise ReplicaMismatchError(
+                    f"worker {capacity.worker_id} at {link.address} is already in use as {other.address}"
+                )
+        if self.limits is None:
+            self._make_core(capacity)
+
+    def next_generation(self) -> int:
+        self._generation += 1
+        return self._generation
+
+    def link_up(self, link: ReplicaLink, capacity: Capacity, *, generation: int, probing: bool) -> None:
+        assert self.core is not None
+        assert self.limits is not None
+        shape = shape_of(self.limits, self.config, capacity)
+        self.core.replica_up(link.replica_id, shape=shape, generation=generation, probing=probing)
+        log.info(
+            "replica is live",
+            address=link.address,
+            worker=capacity.worker_id,
+            device=capacity.device,
+            attention=capacity.attention,
+            budget=arithmetic(self.limits, self.config, capacity),
+            half_open=probing,
+        )
+        self._push_state()
+        self._pump_soon()
+
+    def link_result(self, link: ReplicaLink, result: StepResult) -> None:
+        core = self.core
+        assert core is not None
+        with self.loop_stats.step():
+            core.apply_result(link.replica_id, result, now=self._clock())
+            self._pump()
+        if core.n_requests == 0:
+            self._note_idle()
+
+    def link_suspect(self, link: ReplicaLink, suspect: bool) -> None:
+        rs = self.core.replicas.get(link.replica_id) if self.core is not None else None
+        if rs is not None:
+            rs.suspect = suspect
+            log.warning("replica is silent" if suspect else "replica answers again", address=link.address)
+            self._pump_soon()
+
+    def link_down(self, link: ReplicaLink, reason: str, *, planned: bool) -> None:
+        assert self.core is not None
+        if planned:
+            self.core.replica_retired(link.replica_id)
+        else:
+            self.core.replica_down(link.replica_id)
+        log.log(
+            logging.INFO if planned else logging.WARNING,
+            "replica has ended" if planned else "replica is lost",
+            address=link.address,
+            cause=reason,
+            n_waiting=len(self.core.queue),
+        )
+        self._push_state()
+        self._note_idle()
+        self._pump_soon()
+
+    def link_changed(self, link: ReplicaLink) -> None:
+        self._push_state()
+
+    def _make_core(self, capacity: Capacity) -> None:
+        """Raises ConfigError when the settings don't fit this worker: the process ends with it."""
+        limits = resolve_limits(self.config, capacity)
+        self.core = SchedulerCore(
+            limits=limits,
+            policy=policy_limits(self.config, limits),
+            make_allocator=self._allocator,
+            window=self.config.window,
+            max_concurrent_requests=self.config.max_concurrent_requests,
+            default_deadline_s=self.config.default_deadline_s,
+            retry_after_s=self.config.retry_after_s,
+            rng=self._rng,
+            stats=self.stats,
+        )
+        self.core.draining = self._draining
+        self.limits = limits
+        self.model = model_info(self.config, limits)
+        if self._on_limits is not None:
+            self._on_limits(arithmetic(limits, self.config, capacity))
+
+    def _allocator(self, shape: ReplicaShape) -> Allocator:
+        return make_allocator(
+            n_blocks=shape.n_blocks + 1,
+            block_size=shape.block_size,
+            prefix_caching=self.config.prefix_caching,
+        )
+
+    # ---- steps ----
+
+    def _pump_soon(self) -> None:
+        """One composition for everything that this turn of the loop brings."""
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump_once)
+
+    def _pump_once(self) -> None:
+        self._pumping = False
+        with self._guard():
+            self._pump()
+
+    def _pump(self) -> None:
+        """Fills the window of every replica, then hands out the events."""
+        core = self.core
+        if core is None:
+            return
+        now = self._clock()
+        for replica_id in list(core.replicas):
+            link = self.links[replica_id]
+            while (step := core.compose(replica_id, now=now)) is not None:
+                link.send(step)
+        self._flush()
+
+    def _flush(self) -> None:
+        assert self.core is not None
+        for conn, events in self.core.outbox.take():
+            send = self._sends.get(conn)
+            if send is not None:
+                send(events)
+
+    def _note_idle(self) -> None:
+        if self._draining and (self.core is None or self.core.n_requests == 0):
+            self._idle.set()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            core = self.core
+            if core is None:
+                continue
+            due = core.next_deadline_s
+            if due is not None and due <= self._clock():
+                core.tick(self._clock())
+                self._note_idle()
+                self._pump()
+
+    # ---- replicas ----
+
+    async def _resolve_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.resolve_interval_s)
+            await self._resolve()
+
+    async def _resolve(self) -> None:
+        """Connects to addresses that are new and leaves those that are gone."""
+        addresses = await self._discovery.resolve()
+        known = {link.address: replica_id for replica_id, link in self.links.items()}
+        for address in addresses:
+            if address not in known:
+                self._add_link(address)
+        for address, replica_id in known.items():
+            if address not in addresses:
+                await self._remove_link(replica_id)
+        self._push_state()
+
+    def _add_link(self, address: str) -> None:
+        config = self.config
+        replica_id = self._n_links
+        self._n_links += 1
+        link = ReplicaLink(
+            replica_id=replica_id,
+            address=address,
+            router_id=self.router_id,
+            window=config.window,
+            timing=LinkTiming(
+                connect_timeout_s=config.connect_timeout_s,
+                health_interval_s=config.health_interval_s,
+                health_timeout_s=config.health_timeout_s,
+                stall_timeout_s=config.stall_timeout_s,
+                max_backoff_s=config.max_backoff_s,
+            ),
+            owner=self,
+            clock=self._clock,
+        )
+        self.links[replica_id] = link
+        task = asyncio.get_running_loop().create_task(link.run(), name=f"replica {address}")
+        task.add_done_callback(self._on_task_done)
+        self._tasks[replica_id] = task
+
+    async def _remove_link(self, replica_id: int) -> None:
+        link = self.links[replica_id]
+        log.info("replica left the address list", address=link.address)
+        task = self._tasks.pop(replica_id)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        del self.links[replica_id]
+
+    # ---- state ----
+
+    def _make_state(self) -> ServerState:
+        n_live = sum(link.state is LinkState.LIVE for link in self.links.values())
+        if self.failed.done():
+            reason = "the scheduler has failed"
+        elif self._draining:
+            reason = "draining"
+        elif n_live == 0:
+            causes = [f"{link.address}: {link.reason}" for link in self.links.values()]
+            reason = "no worker is connected" + (f" ({'; '.join(causes[:4])})" if causes else "")
+        else:
+            reason = ""
+        return ServerState(
+            ready=not reason,
+            reason=reason,
+            draining=self._draining,
+            model=self.model,
+            n_replicas_live=n_live,
+            n_replicas_known=len(self.links),
+        )
+
+    def _push_state(self) -> None:
+        state = self._make_state()
+        if state == self._state:
+            return
+        self._state = state
+        for send in list(self._sends.values()):
+            send(state)
+
+    @property
+    def state(self) -> ServerState:
+        return self._state
+
+    # ---- supervision ----
+
+    def _spawn(self, coroutine: Any, name: str) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def _guard(self) -> _Guard:
+        return _Guard(self.fail)
+
+    def fail(self, error: BaseException) -> None:
+        """The scheduler can't go on: readiness turns false and `failed` is done."""
+        if self.failed.done():
+            return
+        self.failed.set_exception(error)
+        self._push_state()
+
+
+class _Guard:
+    """Nothing that a callback raises is lost."""
+
+    __slots__ = ("_fail",)
+
+    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, Exception):
+            self._fail(error)
+            return True
+        return False
