@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import stat
+from typing import cast
 
 import structlog
 
@@ -79,8 +80,8 @@ class _Connection(asyncio.Protocol):
         self.gone = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have the interface of asyncio.Transport without its class.
+        self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != getattr(socket, "AF_UNIX", None):

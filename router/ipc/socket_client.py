@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import socket
+from typing import cast
 
 import structlog
 
@@ -89,8 +90,8 @@ class _Connection(asyncio.Protocol):
         self.was_welcome = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have the interface of asyncio.Transport without its class.
+        self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != getattr(socket, "AF_UNIX", None):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
