@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -56,19 +57,14 @@ class WorkerServer:
         server = grpc.aio.server(options=_OPTIONS)
         service = WorkerService(self.engine, worker_id=self.worker_id, quire_version=quire_version())
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+        check_can_listen(self._host, self._port)
         host = f"[{self._host}]" if ":" in self._host else self._host
         try:
             port = server.add_insecure_port(f"{host}:{self._port}")
-        except RuntimeError as error:
-            port, cause = 0, str(error)
-        else:
-            cause = ""
+        except RuntimeError:
+            port = 0
         if port == 0:
-            detail = f" ({cause})" if cause else ""
-            raise StartError(
-                f"cannot listen on {self._host}:{self._port}: the port (--port) is taken or the address "
-                f"(--host) is not of this machine{detail}"
-            )
+            raise StartError(f"cannot listen on {self._host}:{self._port} (--host, --port)")
         self.engine.start()
         await server.start()
         self._server = server
@@ -79,6 +75,19 @@ class WorkerServer:
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
+
+
+def check_can_listen(host: str, port: int) -> None:
+    """Raises StartError with the system's own reason, which gRPC does not tell."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            # Binding beside a listener can succeed; listening beside it can't.
+            probe.listen(1)
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port} (--host, --port): {error.strerror}") from error
 
 
 def quire_version() -> str:
