@@ -35,7 +35,7 @@ from worker.fake_text import (
     root,
     token_hash,
 )
-from worker.runner import DeviceError, Pending, RunnerCapacity, Sampled, SampledLogprobs, StepBatch
+from worker.runner import DeviceError, RunnerCapacity, Sampled, SampledLogprobs, StepBatch
 
 __all__ = [
     "FakeFaults",
@@ -165,8 +165,7 @@ class FakeRunner:
             faults=self.faults,
         )
 
-    def collect(self, pending: Pending) -> Sampled:
-        assert isinstance(pending, FakePending)
+    def collect(self, pending: FakePending) -> Sampled:
         left_s = pending.ready_at - self._timing.clock()
         if left_s > 0:
             self._timing.wait(left_s)

@@ -7,7 +7,7 @@ the router. `worker/fake.py`, the CPU runner and the GPU runner implement it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -138,8 +138,9 @@ class Runner(Protocol):
         launched steps feed this one on the device. Raises `DeviceError` when the device is lost."""
         ...
 
-    def collect(self, pending: Pending) -> Sampled:
-        """Wait for a launched step (oldest first) and bring its result to the host."""
+    def collect(self, pending: Any) -> Sampled:
+        """Wait for a launched step (oldest first; what `launch` returned) and bring its result to the
+        host."""
         ...
 
     def prepare(self, grammar: Grammar) -> None:
