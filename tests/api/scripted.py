@@ -78,7 +78,8 @@ class Running:
 
 @dataclass
 class ScriptedClient:
-    """Plays one token per running request and `step`; steps run by themselves, one per loop turn, unless `manual`."""
+    """Plays one token per running request and step; steps run by themselves, one per loop turn, unless
+    `manual`."""
 
     script: Callable[[RequestSpec], Script] | Script = field(default_factory=Script)
     state: ServerState = field(default_factory=server_state)

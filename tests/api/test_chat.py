@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from router.ipc.messages import FinishReason
 from tests.api.conftest import MakeApi
 from tests.api.scripted import Script
+from tests.api.sse import events
 from tests.api.tiny import ids, tiny_tokenizer
-
-
-def events(text: str) -> list[Any]:
-    """The JSON of each event; the last must be [DONE]."""
-    blocks = text.split("\n\n")
-    assert blocks.pop() == ""
-    assert all(block.startswith("data: ") for block in blocks)
-    assert blocks.pop() == "data: [DONE]"
-    return [json.loads(block.removeprefix("data: ")) for block in blocks]
 
 
 async def test_answer_as_a_whole(make_api: MakeApi) -> None:
@@ -83,3 +72,85 @@ async def test_limit_of_tokens(make_api: MakeApi, field: str) -> None:
     assert body["choices"][0]["message"]["content"] == "hello"
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"]["completion_tokens"] == 1
+
+
+async def test_several_choices(make_api: MakeApi) -> None:
+    api = make_api(Script(ids("hello world")))
+    body = (await api.chat(n=3)).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert {choice["message"]["content"] for choice in body["choices"]} == {"hello world"}
+    chunks = events((await api.chat(n=3, stream=True)).text)
+    for index in range(3):
+        parts = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert parts[0]["delta"]["role"] == "assistant"
+        assert "".join(part["delta"].get("content", "") for part in parts) == "hello world"
+        assert [p["finish_reason"] for p in parts if p["finish_reason"]] == ["stop"]
+
+
+async def test_logprobs(make_api: MakeApi) -> None:
+    api = make_api(Script(ids("hello")))
+    body = (await api.chat(logprobs=True, top_logprobs=2)).json()
+    (entry,) = body["choices"][0]["logprobs"]["content"]
+    assert entry["token"] == "hello"
+    assert entry["bytes"] == list(b"hello")
+    assert entry["logprob"] == -0.5
+    assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -1.0]
+    assert entry["top_logprobs"][0]["token"] == "hello"
+
+
+async def test_streamed_usage_in_every_chunk(make_api: MakeApi) -> None:
+    options = {"continuous_usage_stats": True}
+    chunks = events(
+        (await make_api(Script(ids("hello world"))).chat(stream=True, stream_options=options)).text
+    )
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(ids("hello world")) + 1
+
+
+async def test_model_without_a_template(make_api: MakeApi) -> None:
+    response = await make_api(Script(), template=None).chat()
+    assert response.status_code == 400
+    assert "/v1/completions" in response.json()["error"]["message"]
+
+
+async def test_template_that_refuses(make_api: MakeApi) -> None:
+    api = make_api(Script(), template="{{ raise_exception('only one message, please') }}")
+    response = await api.chat()
+    assert response.status_code == 400
+    assert "only one message, please" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "messages"
+
+
+async def test_going_on_with_the_last_message(make_api: MakeApi) -> None:
+    import numpy as np
+
+    api = make_api(Script(ids("ok")))
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    await api.chat(messages=messages, continue_final_message=True)
+    prompt = np.frombuffer(api.scheduler.submitted[0].prompt, dtype="<i4")
+    text = tiny_tokenizer().decode(prompt, skip_special=False)
+    assert text == "<|start|>user\nhi<|end|>\n<|start|>assistant\nWell, "
+
+
+async def test_special_tokens_on_request(make_api: MakeApi) -> None:
+    api = make_api(Script([1, *ids("lo")]))
+    assert (await api.chat()).json()["choices"][0]["message"]["content"] == "lo"
+    body = (await api.chat(skip_special_tokens=False)).json()
+    assert body["choices"][0]["message"]["content"] == "<|start|>lo"
+
+
+async def test_stop_token_is_no_part_of_the_text(make_api: MakeApi) -> None:
+    token = ids("lo")[0]
+    api = make_api(Script([*ids("hello"), *ids("lo")]))
+    body = (await api.chat(stop_token_ids=[token])).json()
+    assert body["choices"][0]["message"]["content"] == "hello"
+    assert body["choices"][0]["finish_reason"] == "stop"
+    body = (await api.chat(stop_token_ids=[token], include_stop_str_in_output=True)).json()
+    assert body["choices"][0]["message"]["content"] == "hellol"
+
+
+async def test_stop_strings_wait_for_min_tokens(make_api: MakeApi) -> None:
+    api = make_api(Script([*ids("hello"), *ids(" wor"), *ids("hello")]))
+    body = (await api.chat(stop="hello", min_tokens=2)).json()
+    assert body["choices"][0]["message"]["content"] == "hello wor"

@@ -1,0 +1,119 @@
+"""/v1/completions: prompts in every form, echo, choices, logprobs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from router.ipc.messages import PromptLogprob, RequestSpec
+from tests.api.conftest import MakeApi
+from tests.api.scripted import Script, ScriptedClient, model_info, server_state
+from tests.api.sse import events
+from tests.api.tiny import byte_ids, ids
+
+ANSWER = Script(ids(" world"))
+
+
+def _prompts(scheduler: ScriptedClient) -> list[list[int]]:
+    return [np.frombuffer(spec.prompt, dtype="<i4").tolist() for spec in scheduler.submitted]
+
+
+async def test_answer_as_a_whole(make_api: MakeApi) -> None:
+    body = (await make_api(ANSWER).complete(prompt="hello")).json()
+    assert body["id"].startswith("cmpl-")
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [{"index": 0, "text": " world", "logprobs": None, "finish_reason": "stop"}]
+
+
+async def test_streamed_answer(make_api: MakeApi) -> None:
+    chunks = events((await make_api(ANSWER).complete(stream=True)).text)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == " world"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+
+
+async def test_prompts_in_every_form(make_api: MakeApi) -> None:
+    api = make_api(ANSWER)
+    for prompt in ("hello", ["hello", "lo"], [5, 6, 7], [[5], [6, 7]], ["hello", [9]]):
+        assert (await api.complete(prompt=prompt)).status_code == 200
+    hello, lo = ids("hello"), ids("lo")
+    assert _prompts(api.scheduler) == [hello, hello, lo, [5, 6, 7], [5], [6, 7], hello, [9]]
+
+
+async def test_prompt_list_with_several_choices(make_api: MakeApi) -> None:
+    """Choices are counted through: n of the first prompt, n of the second."""
+
+    def script(spec: RequestSpec) -> Script:
+        return Script(byte_ids(f"to {np.frombuffer(spec.prompt, dtype='<i4')[0]}"), cached_tokens=4)
+
+    api = make_api(script)
+    body = (await api.complete(prompt=[[50, 1, 1, 1, 1], [60]], n=2)).json()
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [
+        (0, "to 50"),
+        (1, "to 50"),
+        (2, "to 60"),
+        (3, "to 60"),
+    ]
+    assert body["usage"]["prompt_tokens"] == 6
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+    assert body["usage"]["completion_tokens"] == 4 * 6
+
+
+async def test_echo(make_api: MakeApi) -> None:
+    api = make_api(ANSWER)
+    body = (await api.complete(prompt="hello", echo=True)).json()
+    assert body["choices"][0]["text"] == "hello world"
+    chunks = events((await api.complete(prompt=["hello", "lo"], echo=True, stream=True)).text)
+    for index, whole in ((0, "hello world"), (1, "lo world")):
+        parts = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert "".join(part["text"] for part in parts) == whole
+
+
+async def test_logprobs(make_api: MakeApi) -> None:
+    body = (await make_api(Script([*byte_ids("é"), *ids("lo")])).complete(logprobs=2)).json()
+    logprobs = body["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "l", "o"]
+    assert logprobs["token_logprobs"] == [-0.5] * 4
+    assert logprobs["text_offset"] == [0, 0, 1, 2]
+    assert [len(top) for top in logprobs["top_logprobs"]] == [2] * 4
+    assert logprobs["top_logprobs"][2] == {"l": -0.5, "m": -1.0}
+
+
+async def test_logprobs_of_the_chosen_token_alone(make_api: MakeApi) -> None:
+    body = (await make_api(ANSWER).complete(logprobs=0)).json()
+    tops = body["choices"][0]["logprobs"]["top_logprobs"]
+    assert tops == [{token: -0.5} for token in body["choices"][0]["logprobs"]["tokens"]]
+
+
+async def test_streamed_logprobs_equal_the_whole(make_api: MakeApi) -> None:
+    api = make_api(Script(byte_ids("héllo STOP more")))
+    fields = {"logprobs": 1, "stop": "STOP", "max_tokens": 50}
+    whole = (await api.complete(**fields)).json()["choices"][0]
+    chunks = events((await api.complete(stream=True, **fields)).text)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    for name, values in whole["logprobs"].items():
+        assert [value for part in parts for value in part[name]] == values
+    assert whole["text"] == "héllo "
+    assert len(whole["logprobs"]["tokens"]) == len("héllo ".encode())
+
+
+async def test_echo_with_logprobs(make_api: MakeApi) -> None:
+    part = PromptLogprob(
+        id=0,
+        start=1,
+        chosen=np.asarray([-1.0, -2.0], dtype="<f4").tobytes(),
+        n_top=1,
+        top_ids=np.asarray([70, 71], dtype="<i4").tobytes(),
+        top_values=np.asarray([-0.25, -0.75], dtype="<f4").tobytes(),
+    )
+    state = server_state(model=model_info(features=["prompt_logprobs"]))
+    scheduler = ScriptedClient(Script(ids("lo"), prompt_logprobs=(part,)), state=state)
+    body = (
+        await make_api(scheduler=scheduler).complete(prompt=byte_ids("abc"), echo=True, logprobs=1)
+    ).json()
+    assert scheduler.submitted[0].sampling.prompt_logprobs == 2
+    choice = body["choices"][0]
+    assert choice["text"] == "abclo"
+    assert choice["logprobs"]["tokens"] == ["a", "b", "c", "l", "o"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -2.0, -0.5, -0.5]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
+    assert choice["logprobs"]["top_logprobs"][:2] == [None, {"D": -0.25}]
