@@ -33,24 +33,24 @@ class BlockState(enum.IntEnum):
 def inspect_radix(
     trie: RadixTrie, pool: Pool, leases: Sequence[BlockLease], *, limit: int, now_s: float
 ) -> dict[str, Any]:
-    states = _pool_states(pool)
-    for node in trie.nodes():
-        if node.refs == 0:
-            states[node.block_ids()] = BlockState.CACHED
+    """Cheap enough to watch a live server: it looks at leases and at prefixes that were found, not at all."""
+    states = _block_states(pool, leases)
     for node in _held_by_many(leases):
         states[node.block_ids()] = BlockState.SHARED
     return {"prefixes": _hottest(trie, limit=limit, now_s=now_s), "map": _encode(states)}
 
 
-def inspect_simple(pool: Pool) -> dict[str, Any]:
-    return {"prefixes": [], "map": _encode(_pool_states(pool))}
+def inspect_simple(pool: Pool, leases: Sequence[BlockLease]) -> dict[str, Any]:
+    return {"prefixes": [], "map": _encode(_block_states(pool, leases))}
 
 
-def _pool_states(pool: Pool) -> _U8:
-    """Everything that is not free counts as leased until the trie knows better."""
-    states = np.full(pool.n_blocks, BlockState.LEASED, dtype=np.uint8)
+def _block_states(pool: Pool, leases: Sequence[BlockLease]) -> _U8:
+    """What is neither free nor in a lease's table is cached."""
+    states = np.full(pool.n_blocks, BlockState.CACHED, dtype=np.uint8)
     states[:N_RESERVED] = BlockState.RESERVED
     states[pool.free_ids()] = BlockState.FREE
+    for lease in leases:
+        states[lease.blocks] = BlockState.LEASED
     return states
 
 
@@ -68,14 +68,24 @@ def _held_by_many(leases: Iterable[BlockLease]) -> Iterable[Node]:
 
 
 def _hottest(trie: RadixTrie, *, limit: int, now_s: float) -> list[dict[str, Any]]:
-    """Prefixes by how many allocations found them; of those that always occur together only the longest."""
+    """Prefixes by how many allocations found them; of those that always occur together only the longest. What
+    finds a node finds its parent, so the search goes down from the roots, hottest first."""
+    heap: list[tuple[int, int, Node]] = []
 
-    def is_longest(node: Node) -> bool:
-        return node.hits > 0 and all(child.hits < node.hits for child in node.children.values())
+    def push_children(node: Node) -> bool:
+        """Whether one of them was found as often as the node itself."""
+        found = [child for child in node.children.values() if child.hits]
+        for child in found:
+            heapq.heappush(heap, (-child.hits, child.uid, child))
+        return any(child.hits >= node.hits for child in found)
 
-    top = heapq.nlargest(
-        max(limit, 0), filter(is_longest, trie.nodes()), key=lambda node: (node.hits, node.end)
-    )
+    for root in trie.roots.values():
+        push_children(root)
+    top: list[Node] = []
+    while heap and len(top) < limit:
+        node = heapq.heappop(heap)[2]
+        if not push_children(node):
+            top.append(node)
     return [_describe(node, now_s=now_s) for node in top]
 
 

@@ -62,7 +62,10 @@ class BlockLease:
 
     @property
     def blocks(self) -> I32:
-        return self._table[: self._n_blocks]
+        """A read-only view."""
+        view = self._table[: self._n_blocks]
+        view.flags.writeable = False
+        return view
 
     def slice(self, start: int, end: int) -> I32:
         """Block ids of the positions start .. end - 1, in blocks. A view."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from allocator.errors import ArgumentError
 from allocator.lease import BlockLease
 from allocator.lru import EvictionQueue
 from allocator.node import ID_BYTES, Node, count_common, new_root, salt_of
@@ -167,9 +168,15 @@ class RadixTrie:
     # ---- publishing ----
 
     def publish(self, lease: BlockLease, run: memoryview, n_blocks: int) -> None:
-        """Put the lease's blocks up to position `n_blocks` into the trie where the text is not there yet."""
+        """Put the lease's blocks up to position `n_blocks` into the trie where the text is not there yet.
+        Raises ArgumentError when the lease's last published block holds another text."""
         tip = lease.node
         assert tip is not None
+        size = self._block_size
+        if tip.edge and not tip.edge.endswith(run[(tip.end - 1) * size : tip.end * size]):
+            raise ArgumentError(
+                f"the text does not go on from the {tip.end} blocks that the lease has published"
+            )
         if not (tip.refs == 1 and not tip.children and tip.parent is not None):
             walk = self.walk(tip, run, n_blocks)
             path, branch, n_branch = walk
@@ -187,7 +194,7 @@ class RadixTrie:
             if path:
                 tip = path[-1]
         if tip.refs == 1 and not tip.children and tip.parent is not None and not tip.is_twin(lease):
-            tip.edge += run[tip.end * self._block_size : n_blocks * self._block_size]
+            tip.edge += run[tip.end * size : n_blocks * size]
             tip.ids += lease.slice(tip.end, n_blocks).data
             tip.end = n_blocks
             lease.node = tip

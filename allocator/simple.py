@@ -102,7 +102,7 @@ class SimpleAllocator:
         )
 
     def inspect(self, *, limit: int) -> dict[str, Any]:
-        return inspect_simple(self._pool)
+        return inspect_simple(self._pool, list(self._leases))
 
     def check(self) -> None:
         check_simple(self._pool, list(self._leases))

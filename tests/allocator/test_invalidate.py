@@ -128,6 +128,23 @@ def test_victims_are_found_after_a_flush_too() -> None:
     allocator.check()
 
 
+def test_after_a_flush_only_what_the_lease_computed_is_dirty() -> None:
+    """The bad lease had extended the edge that it hit, and the edge was lost as a whole."""
+    allocator = radix(32)
+    good = cache(allocator, span(0, 4))
+    bad = allocate(allocator, span(0, 5), 10)
+    publish(allocator, bad, span(0, 10))
+    victim = allocate(allocator, span(0, 11))
+    allocator.flush()
+    assert list(allocator.invalidate(bad)) == [victim]
+    release(allocator, bad)
+    release(allocator, victim)
+    everything = allocate(allocator, span(50, 82))
+    dirty = set(allocator.take_dirty(everything.blocks).tolist())
+    assert len(dirty) == 7
+    assert dirty.isdisjoint(good)
+
+
 def test_a_copy_of_an_invalidated_lease_never_enters_the_trie() -> None:
     """The lease passed another's prompt as a twin; its copy of it may be as bad as the rest."""
     allocator = radix(64)

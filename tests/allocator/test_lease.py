@@ -26,6 +26,11 @@ def test_only_listed_transitions_are_legal(here: LeaseState, there: LeaseState) 
             one.enter(there)
 
 
+def test_the_table_can_not_be_changed_from_outside() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        lease().blocks[0] = 7
+
+
 def test_views_stay_true_while_the_table_grows() -> None:
     one = lease(2)
     first = one.blocks

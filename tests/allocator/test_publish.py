@@ -163,6 +163,16 @@ class TestTwins:
 
 
 class TestBadCalls:
+    def test_another_text(self) -> None:
+        """Two requests' texts mixed up would poison the cache for all who come later."""
+        allocator = radix(32, block_size=4)
+        lease = allocate(allocator, span(0, 8), 16)
+        publish(allocator, lease, span(0, 8))
+        with pytest.raises(ArgumentError, match="does not go on from the 2 blocks"):
+            allocator.publish(lease, span(100, 112), n_tokens=12)
+        allocator.check()
+        assert allocator.match(span(100, 112)) == 0
+
     def test_more_than_the_text(self) -> None:
         allocator = radix(16)
         lease = allocate(allocator, span(0, 4), 8)
