@@ -69,9 +69,18 @@ class Bench:
         tgi = TGI_US if self.block_size == 1 else {}
         prompts = self._prompts(64)
         fresh = (prompt for _ in range(self.n_samples // 64 + 1) for prompt in self._prompts(64))
+        before = allocator.stats()
         self._time("request, miss", fresh, lambda text: live(allocator, text), limit_us=tgi.get("miss"))
-        same = [prompts[0]] * (self.n_samples + 8)
+        after = allocator.stats()
+        n_prompt_blocks = N_PROMPT // self.block_size
+        n_evicted = after.evicted_blocks - before.evicted_blocks
+        assert n_evicted >= (n_prompt_blocks - 2) * self.timings[-1].n_samples, "a miss must evict"
+        live(allocator, prompts[0])
+        before = allocator.stats()
+        same = [prompts[0]] * self.n_samples
         self._time("request, full hit", same, lambda text: live(allocator, text), limit_us=tgi.get("hit"))
+        n_hit = allocator.stats().hit_tokens - before.hit_tokens
+        assert n_hit == (N_PROMPT - self.block_size) * self.n_samples, "a full hit must find all it may"
         half = [np.concatenate([prompts[0][: N_PROMPT // 2], p[N_PROMPT // 2 :]]) for p in self._prompts(256)]
         self._time("request, hit of one half, evicting", half, lambda text: live(allocator, text))
         self._time("match, full hit", same, lambda text: allocator.match(text))
