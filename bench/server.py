@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -52,18 +52,13 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(command: ServerCommand, *, log: Path) -> Iterator[RunningServer]:
-    """The server, ready; stopped at the end (SIGINT, then SIGKILL after 30 s) with all its children.
-
-    Raises ServerError when it exits or is not ready in time.
-    """
-    port = free_port()
-    argv = [argument.replace("{port}", str(port)) for argument in command.argv]
+def spawned(command: ServerCommand, *, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, not waited for; stopped at the end (SIGINT, then SIGKILL after 30 s) with all its
+    children. Raises ServerError when it can't be started."""
     with log.open("wb") as sink:
-        begin_s = time.monotonic()
         try:
             process = subprocess.Popen(
-                argv,
+                command.argv,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -71,13 +66,23 @@ def running(command: ServerCommand, *, log: Path) -> Iterator[RunningServer]:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ServerError(f"can't start {argv[0]!r}: {error.strerror}") from error
+            raise ServerError(f"can't start {command.argv[0]!r}: {error.strerror}") from error
         try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_ready(process, url + command.ready_path, begin_s + command.ready_within_s, log)
-            yield RunningServer(url=url, pid=process.pid, start_to_ready_s=time.monotonic() - begin_s)
+            yield process
         finally:
             _stop(process)
+
+
+@contextlib.contextmanager
+def running(command: ServerCommand, *, log: Path) -> Iterator[RunningServer]:
+    """The server, ready; stopped at the end. Raises ServerError when it exits or is not ready in time."""
+    port = free_port()
+    argv = tuple(argument.replace("{port}", str(port)) for argument in command.argv)
+    begin_s = time.monotonic()
+    with spawned(replace(command, argv=argv), log=log) as process:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(process, url + command.ready_path, begin_s + command.ready_within_s, log)
+        yield RunningServer(url=url, pid=process.pid, start_to_ready_s=time.monotonic() - begin_s)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, until_s: float, log: Path) -> None:
@@ -124,6 +129,9 @@ def process_tree(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used so far, all threads, user and system (Linux)."""
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU seconds that a process has used so far, all its living threads, user and system (Linux)."""
+    total_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            total_ns += int((task / "schedstat").read_text().split()[0])
+    return total_ns / 1e9
