@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from checkpoint.chat_template import ChatTemplate
 from router.api.app import create_app
@@ -30,6 +31,16 @@ class Api:
 
     async def complete(self, **fields: Any) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", **fields})
+
+
+@pytest.fixture(autouse=True)
+def plain_logs() -> Iterator[None]:
+    """Key=value lines: coloured tracebacks take seconds."""
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()]
+    )
+    yield
+    structlog.reset_defaults()
 
 
 MakeApi = Callable[..., Api]

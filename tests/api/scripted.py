@@ -139,6 +139,12 @@ class ScriptedClient:
 
     # ---- for tests ----
 
+    async def wait_submitted(self, n: int) -> None:
+        """Returns once so many requests have been taken in all."""
+        while len(self.submitted) < n:
+            self.on_submit.clear()
+            await self.on_submit.wait()
+
     def set_state(self, **changes: Any) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
 

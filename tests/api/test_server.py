@@ -121,7 +121,7 @@ async def test_closed_connection_cancels(stream: bool) -> None:
 
 
 async def test_500_connections_that_drop_at_once_leave_nothing() -> None:
-    scheduler = ScriptedClient(Script(ids("hello world"), end=None))
+    scheduler = ScriptedClient(Script(ids("hello world"), end=None), admin_values={"metrics": ""})
     async with serving(scheduler) as live:
         body = json.dumps({"messages": HI, "stream": True}).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -142,8 +142,7 @@ async def test_running_streams_end_within_the_grace_time() -> None:
     async with serving(scheduler) as live, httpx.AsyncClient(base_url=live.url, timeout=30) as http:
         body = {"messages": HI, "stream": True}
         posts = [asyncio.create_task(http.post("/v1/chat/completions", json=body)) for _ in range(10)]
-        while len(scheduler.submitted) < 10:
-            await asyncio.sleep(0)
+        await scheduler.wait_submitted(10)
         scheduler.step()
         async with httpx.AsyncClient(base_url=live.url) as other:
             assert (await other.get("/health/ready")).status_code == 200
@@ -169,8 +168,7 @@ async def test_streams_past_the_grace_time_are_told() -> None:
             )
             response = await http.send(request, stream=True)
             waiting = asyncio.create_task(http.post("/v1/completions", json={"prompt": "hi"}))
-            while len(scheduler.submitted) < 2:
-                await asyncio.sleep(0)
+            await scheduler.wait_submitted(2)
             live.server.stop()
             *_, error, done = open_events((await response.aread()).decode())
             assert error["error"]["code"] == "shutting_down"
@@ -199,8 +197,7 @@ async def test_long_prompt_does_not_hold_up_others() -> None:
         context = live.server._context
         context.text.encoder._tokenizer = Slow()  # type: ignore[assignment]  # only encode is used
         long = asyncio.create_task(http.post("/v1/completions", json={"prompt": text}))
-        while not inside.is_set():
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(inside.wait, 20)
         assert (await http.get("/health")).status_code == 200
         release.set()
         assert (await long).status_code == 200
