@@ -42,6 +42,8 @@ def make_request(
         # Logprobs of cached positions are never computed: such a request shares nothing.
         salt = f"{salt}\0alone={conn}/{spec.id}/{order}"
     deadline_s = spec.deadline_s if spec.deadline_s is not None else default_deadline_s
+    if not deadline_s > 0:
+        raise InvalidRequestError(f"the deadline is {deadline_s} s, but must be above 0", param="deadline_s")
     grammar = None
     if spec.grammar is not None:
         kind = Grammar.Kind.ValueType(spec.grammar.kind)
@@ -63,6 +65,7 @@ def make_request(
         ignore_eos=spec.sampling.ignore_eos,
         stop_token_ids=frozenset(spec.sampling.stop_token_ids),
         request_id=spec.request_id,
+        tie_break=rng.random(),
     )
 
 

@@ -66,7 +66,8 @@ class SchedulerCore:
         self.replicas: dict[int, ReplicaState] = {}
         self.draining = False
         self._requests: dict[tuple[int, int], Request] = {}
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, int, tuple[int, int]]] = []
+        """(deadline, arrival number, key) of requests, ended ones among them."""
         self._n_arrivals = 0
         self._make_allocator = make_allocator
         self._window = window
@@ -78,7 +79,6 @@ class SchedulerCore:
             limits=policy,
             queue=self.queue,
             lengths=self.lengths,
-            rng=rng,
             hooks=PolicyHooks(on_started=self._started, on_preempted=self._preempted),
         )
         is_eos = np.zeros(limits.vocab_size, dtype=np.bool_)
@@ -110,7 +110,7 @@ class SchedulerCore:
         for request in requests:
             self._requests[conn, request.id] = request
             self.queue.push(request)
-            heapq.heappush(self._deadlines, (request.deadline_s, request.order, request))
+            heapq.heappush(self._deadlines, (request.deadline_s, request.order, (conn, request.id)))
 
     def _validated(self, conn: int, specs: Sequence[RequestSpec], now: float) -> list[Request]:
         if self.draining:
@@ -239,21 +239,22 @@ class SchedulerCore:
         """Fails what is past its deadline."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
-            request = heapq.heappop(deadlines)[2]
-            if self._requests.get((request.conn, request.id)) is request:
+            request = self._live(heapq.heappop(deadlines))
+            if request is not None:
                 waited_s = now - request.arrival_s
                 where = "in the queue" if request.state is RequestState.QUEUED else "unfinished"
                 self._fail(request, DeadlineError(f"the request was still {where} after {waited_s:.1f} s"))
         if len(deadlines) > 2 * len(self._requests) + 1024:
-            self._deadlines = [entry for entry in deadlines if self._is_live(entry[2])]
+            self._deadlines = [entry for entry in deadlines if self._live(entry) is not None]
             heapq.heapify(self._deadlines)
 
     @property
     def next_deadline_s(self) -> float | None:
         return self._deadlines[0][0] if self._deadlines else None
 
-    def _is_live(self, request: Request) -> bool:
-        return self._requests.get((request.conn, request.id)) is request
+    def _live(self, entry: tuple[float, int, tuple[int, int]]) -> Request | None:
+        request = self._requests.get(entry[2])
+        return request if request is not None and request.order == entry[1] else None
 
     # ---- what happens to a request ----
 

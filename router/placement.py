@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -149,8 +148,9 @@ def fits(
     return shared + peak <= shape.n_blocks
 
 
-def cheapest(prospects: Sequence[Prospect], rng: random.Random) -> Prospect:
-    """Ties are broken at random, so that equal replicas share the load."""
+def cheapest(prospects: Sequence[Prospect], *, tie_break: float) -> Prospect:
+    """Ties are broken at random, so that equal replicas share the load; a request's `tie_break` in [0, 1)
+    stays the same, so that every replica's composition comes to the same answer."""
     least = min(p.cost for p in prospects)
     ties = [p for p in prospects if p.cost == least]
-    return ties[0] if len(ties) == 1 else rng.choice(ties)
+    return ties[int(tie_break * len(ties))]

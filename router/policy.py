@@ -5,7 +5,6 @@ Nothing here waits, sends or reads a clock: replica states and the queue in, a p
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -55,13 +54,11 @@ class Policy:
         limits: PolicyLimits,
         queue: RequestQueue,
         lengths: AnswerLengths,
-        rng: random.Random,
         hooks: PolicyHooks,
     ) -> None:
         self.limits = limits
         self._queue = queue
         self._lengths = lengths
-        self._rng = rng
         self._hooks = hooks
 
     def compose(self, rs: ReplicaState, *, replicas: Iterable[ReplicaState], now: float) -> Step | None:
@@ -152,11 +149,11 @@ class Policy:
             return
         n_decode = int(np.count_nonzero(rs.decoding))
         most = min(self.limits.max_batch_prefill_tokens, rs.shape.max_step_tokens - n_decode)
-        running = sorted(rs.prefill, key=lambda row: _request(rs, row).key)
+        running = sorted((_request(rs, row) for row in rs.prefill), key=lambda request: request.key)
         if plan.n_preempted == 0 and self._may_join(rs):
             self._admit_waiting(rs, plan, running=running, most=most, replicas=replicas, now=now)
-        for row in running:
-            self._place_chunk(rs, plan, row, most=most)
+        for request in running:
+            self._continue(rs, plan, request, most=most)
 
     def _may_join(self, rs: ReplicaState) -> bool:
         """TGI's gate: `waiting_served_ratio` and `max_waiting_tokens`."""
@@ -173,7 +170,7 @@ class Policy:
         rs: ReplicaState,
         plan: StepPlan,
         *,
-        running: list[int],
+        running: list[Request],
         most: int,
         replicas: Iterable[ReplicaState],
         now: float,
@@ -185,8 +182,8 @@ class Policy:
             if request.wait is not None and request.wait.holds:
                 continue
             # Prompts that run already go before waiting ones of the same class or a later one.
-            while running and _request(rs, running[0]).priority <= request.priority:
-                self._place_chunk(rs, plan, running.pop(0), most=most)
+            while running and running[0].priority <= request.priority:
+                self._continue(rs, plan, running.pop(0), most=most)
             if plan.n_prefill_tokens >= most or n_scanned >= MAX_SCANNED or len(blocked) > MAX_BLOCKED:
                 return
             if rs.n_free_rows < 1 and not self._outranks(rs, plan, request):
@@ -202,24 +199,29 @@ class Policy:
             if best is not None and best.replica is not rs:
                 continue
             if best is None or not self._admit(rs, plan, request, best, most=most, now=now):
+                blocked.append(request)
                 if request.n_passed >= self.limits.max_passes:
                     return
-                blocked.append(request)
                 continue
             for passed in blocked:
                 passed.n_passed += 1
+            if any(passed.n_passed >= self.limits.max_passes for passed in blocked):
+                return
             if rs.probing:
                 return
 
     def _place(self, request: Request, candidates: Iterable[ReplicaState]) -> Prospect | None:
         offers = []
+        candidates = list(candidates)
+        # A request that has seen a loss is no good probe: it may be the cause, and a second loss ends it.
+        proven = request.n_deaths > 0 and any(not rs.probing and not rs.suspect for rs in candidates)
         for rs in candidates:
-            if rs.suspect or (rs.probing and rs.n_running):
+            if rs.suspect or (rs.probing and (rs.n_running or proven)):
                 continue
             offer = prospect(rs, request, prefix_caching=self.limits.prefix_caching)
             if offer.wait is not None or fits(rs, request, n_cached=offer.n_cached, lengths=self._lengths):
                 offers.append(offer)
-        return cheapest(offers, self._rng) if offers else None
+        return cheapest(offers, tie_break=request.tie_break) if offers else None
 
     def _outranks(self, rs: ReplicaState, plan: StepPlan, request: Request) -> bool:
         worst = rs.worst(but=plan.chunk_rows)
@@ -304,9 +306,12 @@ class Policy:
             return aligned
         return 0 if plan.chunk_rows else left
 
+    def _continue(self, rs: ReplicaState, plan: StepPlan, request: Request, *, most: int) -> None:
+        """The next chunk of a prompt that was begun earlier, unless it has given way meanwhile."""
+        if request.replica is rs and request.row not in plan.chunk_rows:
+            self._place_chunk(rs, plan, request.row, most=most)
+
     def _place_chunk(self, rs: ReplicaState, plan: StepPlan, row: int, *, most: int) -> None:
-        if row in plan.chunk_rows or row not in rs.prefill:
-            return  # preempted since, perhaps already in other hands
         start, end = int(rs.n_scheduled[row]), int(rs.target[row])
         n = self._chunk_size(rs, plan, start=start, end=end, left=most - plan.n_prefill_tokens, most=most)
         if n == 0:

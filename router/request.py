@@ -70,7 +70,12 @@ class PrefixWait:
     @property
     def holds(self) -> bool:
         rs, row = self.replica, self.row
-        return rs.alive and int(rs.epoch[row]) == self.epoch and int(rs.n_scheduled[row]) < self.until
+        return (
+            rs.alive
+            and not rs.suspect
+            and int(rs.epoch[row]) == self.epoch
+            and int(rs.n_scheduled[row]) < self.until
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +105,9 @@ class Request:
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
     request_id: str = ""
+
+    tie_break: float = 0.0
+    """In [0, 1): which of several equally good replicas it takes."""
 
     state: RequestState = RequestState.QUEUED
     replica: ReplicaState | None = None

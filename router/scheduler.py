@@ -364,10 +364,15 @@ class Scheduler:
         if core is None:
             return
         now = self._clock()
-        for replica_id in list(core.replicas):
-            link = self.links[replica_id]
-            while (step := core.compose(replica_id, now=now)) is not None:
-                link.send(step)
+        moved = True
+        while moved:
+            moved = False
+            for replica_id in list(core.replicas):
+                link = self.links[replica_id]
+                while (step := core.compose(replica_id, now=now)) is not None:
+                    link.send(step)
+                    # What one replica took can make another one the better choice for those that still wait.
+                    moved = bool(core.queue) and len(core.replicas) > 1
         self._flush()
 
     def _flush(self) -> None:
@@ -391,6 +396,7 @@ class Scheduler:
             if due is not None and due <= self._clock():
                 core.tick(self._clock())
                 self._note_idle()
+            if core.queue or due is not None:
                 self._pump()
 
     # ---- replicas ----

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,9 +213,13 @@ class Sim:
     def turn(self) -> bool:
         """Fills every window, then computes and applies one step of each replica. Whether anything moved."""
         moved = False
+        composed = True
+        while composed:
+            composed = False
+            for replica_id in list(self.replicas):
+                while self.compose(replica_id) is not None:
+                    moved = composed = True
         for replica_id, replica in list(self.replicas.items()):
-            while self.compose(replica_id) is not None:
-                moved = True
             if replica.sent:
                 self.compute(replica_id)
             if replica.computed:
@@ -229,7 +233,7 @@ class Sim:
         for _ in range(max_turns):
             if self.core.n_requests == 0:
                 break
-            assert self.turn(), "nothing moves, but requests are left"
+            assert self.turn() or self.core.n_requests == 0, "nothing moves, but requests are left"
         assert self.core.n_requests == 0, "requests are left"
         while any(r.sent or r.computed for r in self.replicas.values()):
             self.turn()
