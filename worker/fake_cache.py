@@ -78,7 +78,7 @@ class FakeCache:
             return
         first, sums = self._block_sums(start, hashes)
         if start % self.block_size:
-            sums[0] += self._open_sums[row]
+            sums[:1] += self._open_sums[row : row + 1]
         self.expected[row, first : first + len(sums)] = sums
         self._open_sums[row] = sums[-1]
 
@@ -95,7 +95,8 @@ class FakeCache:
         if n_head:
             head, low, high = int(blocks[0]), start % size, start % size + n_head
             known = max(low, min(high, int(self.fill[head])))
-            sums[0] += self.digests[head] - self.values[head, low:known].sum(dtype=np.uint64)
+            replaced = np.add.reduce(self.values[head : head + 1, low:known], axis=1, dtype=np.uint64)
+            sums[:1] += self.digests[head : head + 1] - replaced
             ends[0] = max(high, int(self.fill[head]))
         else:
             self.poisoned[blocks[0]] = False

@@ -111,19 +111,18 @@ class Conversation:
         return self._apply(
             admits=admits,
             chunks=[(row, len(prompt)) for row, prompt in prompts.items()],
-            n_decode=self.n_decode,
+            **self._decode_part(),
         )
 
     def decode(self, *, evicts: Sequence[int] = ()) -> Step:
-        rows = [r for r in np.flatnonzero(self.table.decoding).tolist() if r not in evicts]
-        short = [
-            r for r in rows if self.table.lengths[r] + 1 > self.table.table_lengths[r] * self.table.block_size
-        ]
-        return self._apply(evicts=evicts, grow=[(r, self.blocks(1)[0]) for r in short], n_decode=len(rows))
+        return self._apply(evicts=evicts, **self._decode_part(without=evicts))
 
-    @property
-    def n_decode(self) -> int:
-        return int(self.table.decoding.sum())
+    def _decode_part(self, *, without: Sequence[int] = ()) -> dict[str, object]:
+        """The decode rows of the next step, and a block for each that needs one."""
+        table = self.table
+        rows = [row for row in np.flatnonzero(table.decoding).tolist() if row not in without]
+        short = [row for row in rows if table.lengths[row] + 1 > table.table_lengths[row] * table.block_size]
+        return {"grow": [(row, self.blocks(1)[0]) for row in short], "n_decode": len(rows)}
 
     def hear(self, result: StepResult) -> None:
         rows, tokens = unpack_i32(result.rows), unpack_i32(result.tokens)
