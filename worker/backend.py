@@ -35,7 +35,7 @@ def make_runner(config: WorkerConfig) -> Runner:
             raise StartError(
                 "--attention flashinfer needs FlashInfer, which is not installed: pip install 'quire[gpu]'"
             )
-        from worker.gpu.runner import make_gpu_runner
+        from worker.gpu.start import make_gpu_runner
 
         return make_gpu_runner(config, checkpoint)
     from worker.cpu_runner import make_cpu_runner

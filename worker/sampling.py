@@ -55,6 +55,11 @@ class Sampler:
         self._vocab = vocab_size
         self._all_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
 
+    @property
+    def rows(self) -> SamplingRows:
+        """The rows' parameters, for a runner that samples simple rows itself."""
+        return self._rows
+
     def admit(self, row: int, sampling: Sampling, *, tokens: I32, n_prompt: int) -> None:
         """Raises ValueError, for the user, when the parameters can't be used."""
         self._rows.admit(row, sampling, tokens=tokens, n_prompt=n_prompt)

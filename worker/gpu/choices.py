@@ -1,0 +1,111 @@
+"""Which kernel computes which product: measured choices for measured shapes, rules for the rest.
+
+Measured on one NVIDIA H200 (`python -m bench.kernels linear`, results in bench/results/).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from worker.gpu.linear import CUBLAS, Kernel, LinearChoice
+
+MAX_SKINNY_ROWS = 64
+"""More rows than this always go to cuBLAS."""
+
+
+class Role(StrEnum):
+    """A product's place in the decoder: it decides what is folded into it."""
+
+    QKV = "qkv"
+    O = "o"  # noqa: E741 (the projection's usual name)
+    GATE_UP = "gate_up"
+    DOWN = "down"
+    HEAD = "head"
+
+
+def _matvec(block_n: int, block_k: int, warps: int) -> LinearChoice:
+    return LinearChoice(
+        kernel=Kernel.MATVEC, block_n=block_n, block_k=block_k, warps=warps, block_m=1, fuse_norm=True
+    )
+
+
+def _dot(
+    block_m: int, block_n: int, block_k: int, stages: int, split_k: int = 1, warps: int = 4
+) -> LinearChoice:
+    return LinearChoice(
+        kernel=Kernel.DOT,
+        block_n=block_n,
+        block_k=block_k,
+        warps=warps,
+        stages=stages,
+        split_k=split_k,
+        block_m=block_m,
+    )
+
+
+# (role, n, k) → choices by the largest number of rows that each serves. n counts outputs.
+_MEASURED: dict[tuple[Role, int, int], tuple[tuple[int, LinearChoice], ...]] = {
+    (Role.QKV, 6144, 4096): (
+        (1, _matvec(4, 1024, 8)),
+        (16, _dot(16, 64, 256, 3)),
+        (32, _dot(32, 64, 128, 5)),
+        (64, CUBLAS),
+    ),
+    (Role.O, 4096, 4096): (
+        (1, _matvec(2, 1024, 4)),
+        (16, _dot(16, 64, 128, 4, 2)),
+        (32, _dot(32, 64, 128, 5)),
+        (64, CUBLAS),
+    ),
+    (Role.GATE_UP, 14336, 4096): (
+        (1, _matvec(2, 1024, 4)),
+        (16, _dot(16, 64, 128, 5)),
+        (32, _dot(32, 64, 128, 5)),
+        (64, _dot(64, 64, 64, 6)),
+    ),
+    (Role.DOWN, 4096, 14336): (
+        (16, _dot(16, 64, 128, 4, 2)),
+        (32, _dot(32, 64, 128, 4, 2)),
+        (64, _dot(64, 64, 128, 4, 2)),
+    ),
+    (Role.HEAD, 128256, 4096): (
+        (16, _dot(16, 128, 128, 3, warps=8)),
+        (32, _dot(32, 64, 128, 3)),
+        (64, _dot(64, 64, 128, 3)),
+    ),
+}
+
+
+def choose(role: Role, *, n: int, k: int, m: int, sm_major: int = 9) -> LinearChoice:
+    """For m rows of a product with n outputs over k inputs."""
+    if m > MAX_SKINNY_ROWS:
+        return CUBLAS
+    if sm_major == 9:
+        for most, choice in _MEASURED.get((role, n, k), ()):
+            if m <= most:
+                return choice
+    return _rule(role, n=n, k=k, m=m)
+
+
+def _rule(role: Role, *, n: int, k: int, m: int) -> LinearChoice:
+    if m == 1 and n % 2 == 0:
+        return _matvec(2, min(1024, _power_of_two(k)), 4)
+    block_k = 128 if k % 128 == 0 else 64
+    if n % 64 or k % block_k:
+        return CUBLAS
+    block_m = 16 if m <= 16 else 32 if m <= 32 else 64
+    gated = role is Role.GATE_UP
+    split_k = 2 if not gated and n // 64 < 132 and k % (2 * block_k) == 0 and k >= 1024 else 1
+    stages = 4 if block_k == 128 and not (gated and block_m == 64) else 3
+    return _dot(block_m, 64, block_k, stages, split_k)
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def decode_splits(*, rows: int, n_kv_heads: int, n_sms: int) -> int:
+    """Splits of the KV range in decode attention: about eight programs a multiprocessor, so that rows of unequal
+    length even out; few rows with long contexts need the more."""
+    wanted = 8 * n_sms // max(1, rows * n_kv_heads)
+    return max(1, min(64, wanted))

@@ -1,0 +1,371 @@
+"""The device side of the runner: weights, cache, row table, staging and graphs, and how one step is launched.
+
+One compute stream carries every kernel; results leave on a stream of their own. Nothing here waits for the
+device, except for a buffer whose last copy has not ended (which a window of steps never meets).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from worker.attention.flashinfer_backend import FlashInferPrefill, PrefillShape
+from worker.gpu.buffers import Buffers
+from worker.gpu.cache import PagedCache
+from worker.gpu.decoder import DecodeTuning, GpuDecoder, RowState
+from worker.gpu.device import Gpu
+from worker.gpu.graph_sizes import pick_size
+from worker.gpu.graphs import GraphSet, capture
+from worker.gpu.sampler import GpuSampler, HeadTensors, Level
+from worker.gpu.staging import HEAD_FIELDS, HeadLayout, Slot, StagingRing, TableDelta
+from worker.gpu.step_plan import StepPlan, n_words_needed, pack
+from worker.models.spec import DecoderWeights
+from worker.runner import StepBatch
+from worker.sampling import RawLogprobs
+
+I32 = npt.NDArray[np.int32]
+
+LAUNCH_DEPTH = 2
+"""Steps launched and not yet collected."""
+_N_SLOTS = LAUNCH_DEPTH + 2
+
+
+@dataclass(frozen=True, slots=True)
+class CoreShape:
+    """The limits that everything is sized by."""
+
+    max_rows: int
+    max_step_tokens: int
+    max_context: int
+    block_size: int
+    graph_sizes: tuple[int, ...]
+
+    @property
+    def max_blocks_per_row(self) -> int:
+        return -(-self.max_context // self.block_size)
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step on the device."""
+
+    batch_rows: I32
+    """Of the rows that sample, in their order."""
+    epochs: I32
+    slot: int
+    started: torch.cuda.Event
+    ended: torch.cuda.Event
+    """After the last kernel."""
+    copied: torch.cuda.Event
+    """After the result has reached the host."""
+    before: torch.cuda.Event | None
+    """The end of the step in front."""
+    raw_logprobs: RawLogprobs | None = None
+    extra: list[torch.Tensor] = field(default_factory=list)
+    """Kept alive until the copies have ended."""
+
+
+class GpuCore:
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        *,
+        gpu: Gpu,
+        shape: CoreShape,
+        buffers: Buffers,
+        cache: PagedCache,
+        dtype: torch.dtype,
+        tuning: DecodeTuning | None = None,
+    ) -> None:
+        self.gpu = gpu
+        self.shape = shape
+        self.buffers = buffers
+        self.cache = cache
+        self.spec = weights.spec
+        device = gpu.device
+        self.stream = torch.cuda.Stream(device)
+        self.copy_stream = torch.cuda.Stream(device)
+        self.layout = HeadLayout(shape.max_rows)
+        n_words = self.layout.n_words + 4 * shape.max_step_tokens + (1 << 16)
+        self.staged = torch.zeros(n_words, dtype=torch.int32, device=device)
+        self._pinned: list[torch.Tensor] = []
+        self._ring = StagingRing(n_slots=LAUNCH_DEPTH + 1, make_buffer=lambda: self._pin(n_words))
+        self._delta = TableDelta(max_rows=shape.max_rows, block_size=shape.block_size)
+        self._pages = torch.zeros(
+            max(1 << 16, min(cache.n_blocks, 1 << 24)), dtype=torch.int32, device=device
+        )
+        self.rows = RowState(
+            table=torch.zeros((shape.max_rows, shape.max_blocks_per_row), dtype=torch.int32, device=device),
+            last=torch.zeros(shape.max_rows, dtype=torch.int32, device=device),
+        )
+        self.decoder = GpuDecoder(
+            weights,
+            buffers=buffers,
+            cache=cache,
+            rows=self.rows,
+            gpu=gpu,
+            max_context=shape.max_context,
+            tuning=tuning,
+        )
+        self.prefill = FlashInferPrefill(
+            weights.spec,
+            block_size=shape.block_size,
+            dtype=dtype,
+            kv_dtype=cache.dtype,
+            device=device,
+            n_turns=LAUNCH_DEPTH + 1,
+            fa3=gpu.capability[0] == 9,
+        )
+        self.head = self._head_views()
+        self.sampler = GpuSampler(
+            buffers=buffers,
+            head=self.head,
+            last=self.rows.last,
+            vocab_size=weights.spec.vocab_size,
+            max_rows=shape.max_rows,
+            n_slots=_N_SLOTS,
+            device=device,
+            pdl=gpu.has_pdl,
+        )
+        self.results = torch.full((_N_SLOTS, shape.max_rows), -1, dtype=torch.int32, pin_memory=True)
+        self.graphs: GraphSet | None = None
+        self._slot = 0
+        self._last_end: torch.cuda.Event | None = None
+
+    # ---- setup ----
+
+    def capture_graphs(self) -> None:
+        """Of every size in the shape. The staged head must describe no live row: all is padding."""
+        self.staged.zero_()
+        start = self.layout.offset("sample_rows")
+        self.staged[start : start + self.layout.stride] = -1
+        torch.cuda.synchronize(self.gpu.device)
+        self.graphs = capture(
+            self.shape.graph_sizes,
+            forward=self._decode_forward,
+            sample=lambda size: self.sampler.launch(n_rows=size, filtered=False),
+            stream=self.stream,
+        )
+
+    def reset(self) -> None:
+        torch.cuda.synchronize(self.gpu.device)
+        self._delta.reset()
+        self._last_end = None
+
+    def forget_row(self, row: int) -> None:
+        """The row starts anew: the device knows none of its blocks."""
+        self._delta.forget(row)
+
+    # ---- a step ----
+
+    def launch(
+        self,
+        batch: StepBatch,
+        *,
+        allow_graph: bool = True,
+        after_forward: Callable[[StepPlan], None] | None = None,
+    ) -> Launched:
+        """Start the step; at least one row computes. Called within the compute stream's context. after_forward
+        may launch more work on the pass's hidden states."""
+        size = None
+        decode_only = batch.n_decode == len(batch.rows)
+        if decode_only and allow_graph and self.graphs is not None:
+            size = pick_size(self.shape.graph_sizes, batch.n_decode)
+        places = np.flatnonzero(batch.samples)
+        rows, positions = batch.rows[places].copy(), batch.kv_lens[places].copy()
+        level = self.sampler.level(rows, positions)
+        self._slot = (self._slot + 1) % _N_SLOTS
+        slot, staging = self._slot, self._take_staging(batch)
+        plan = pack(
+            batch,
+            buffer=staging.buffer,
+            layout=self.layout,
+            delta=self._delta,
+            n_padded=size if size is not None else batch.n_decode,
+            keys=self.sampler.keys(rows, positions),
+            slot=slot,
+        )
+        started = torch.cuda.Event(enable_timing=True)
+        started.record(self.stream)
+        self._send(staging, plan)
+        if size is not None:
+            assert self.graphs is not None
+            self.graphs.graphs[size].forward.replay()
+        else:
+            self._eager_forward(plan, n_sampled=len(rows), decode_only=decode_only)
+        if after_forward is not None:
+            after_forward(plan)
+        raw = self._sample(level, rows=rows, positions=positions, slot=slot, size=size)
+        ended = torch.cuda.Event(enable_timing=True)
+        ended.record(self.stream)
+        if not decode_only:
+            self.prefill.finish(ended)
+        launched = Launched(
+            batch_rows=rows,
+            epochs=batch.epochs[places].copy(),
+            slot=slot,
+            started=started,
+            ended=ended,
+            copied=torch.cuda.Event(),
+            before=self._last_end,
+            raw_logprobs=raw,
+        )
+        self._last_end = ended
+        return launched
+
+    def copy_out(self, launched: Launched, *, extra: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """Bring the step's tokens to the host, beside whatever computes next; `extra` too, and return where it
+        will lie. All is there once `launched.copied` has passed."""
+        n_sampled = len(launched.batch_rows)
+        with torch.cuda.stream(self.copy_stream):
+            self.copy_stream.wait_event(launched.ended)
+            if n_sampled:
+                self.results[launched.slot, :n_sampled].copy_(
+                    self.sampler.ring[launched.slot, :n_sampled], non_blocking=True
+                )
+            raw = launched.raw_logprobs
+            if raw is not None:
+                launched.extra += [raw.chosen, raw.top_ids, raw.top_values]
+                raw.chosen = self._to_host(raw.chosen)
+                raw.top_ids = self._to_host(raw.top_ids)
+                raw.top_values = self._to_host(raw.top_values)
+            launched.extra += extra
+            hosts = [self._to_host(tensor) for tensor in extra]
+            launched.copied.record(self.copy_stream)
+        return hosts
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        return host
+
+    # ---- parts ----
+
+    def _pin(self, n_words: int) -> I32:
+        tensor = torch.zeros(n_words, dtype=torch.int32, pin_memory=True)
+        self._pinned.append(tensor)
+        view: I32 = tensor.numpy()
+        return view
+
+    def _head_views(self) -> HeadTensors:
+        def field_view(name: str) -> torch.Tensor:
+            start = self.layout.offset(name)
+            view = self.staged[start : start + self.shape.max_rows]
+            return view.view(torch.float32) if name in ("temperature", "top_p", "log_min_p") else view
+
+        return HeadTensors(
+            **{name: field_view(name) for name in HEAD_FIELDS},
+            slot=self.staged[self.layout.slot_offset : self.layout.slot_offset + 1],
+        )
+
+    def _take_staging(self, batch: StepBatch) -> Slot:
+        needed = n_words_needed(batch, layout=self.layout, delta=self._delta)
+        if needed <= len(self.staged):
+            return self._ring.take()
+        # Rare: very many long prefixes admitted at once. Grown for good; old addresses stay valid for graphs,
+        # because only the tail moves.
+        return Slot(np.zeros(needed, dtype=np.int32))
+
+    def _send(self, staging: Slot, plan: StepPlan) -> None:
+        n = plan.n_words
+        host = torch.from_numpy(staging.buffer[:n])
+        if n <= len(self.staged):
+            self.staged[:n].copy_(host, non_blocking=True)
+            self._tail = self.staged
+        else:
+            self._tail = host.to(self.gpu.device)
+            self.staged[: self.layout.n_words].copy_(self._tail[: self.layout.n_words])
+        event = torch.cuda.Event()
+        event.record(self.stream)
+        staging.event = event
+        if plan.delta is not None:
+            self._update_table(plan)
+        if plan.n_chunk_tokens:
+            self._stage_chunks(plan)
+
+    def _span(self, span: tuple[int, int]) -> torch.Tensor:
+        return self._tail[span[0] : span[0] + span[1]]
+
+    def _update_table(self, plan: StepPlan) -> None:
+        from worker.gpu.kernels.rows import scatter_blocks_kernel
+
+        assert plan.delta is not None
+        rows, columns, blocks = plan.delta
+        n = rows[1]
+        scatter_blocks_kernel[(-(-n // 256),)](
+            self._span(rows),
+            self._span(columns),
+            self._span(blocks),
+            self.rows.table,
+            n,
+            self.rows.table.stride(0),
+            BLOCK=256,
+        )
+
+    def _stage_chunks(self, plan: StepPlan) -> None:
+        from worker.gpu.kernels.rows import gather_pages_kernel
+
+        b = self.buffers
+        start, end = plan.n_padded, plan.n_tokens
+        b.ids[start:end].copy_(self._span(plan.chunk_ids))
+        b.position[start:end].copy_(self._span(plan.chunk_positions))
+        b.token_row[start:end].copy_(self._span(plan.chunk_token_rows))
+        n_chunks = len(plan.chunk_q_lens)
+        if plan.n_pages > len(self._pages):
+            self._pages = torch.zeros(plan.n_pages, dtype=torch.int32, device=self.gpu.device)
+        pages = self._pages[: plan.n_pages]
+        gather_pages_kernel[(n_chunks, -(-plan.most_pages // 1024))](
+            self._span(plan.chunk_rows),
+            self._span(plan.page_indptr),
+            self.rows.table,
+            pages,
+            self.rows.table.stride(0),
+            BLOCK=1024,
+        )
+        self.prefill.plan(PrefillShape(plan.chunk_q_lens, plan.chunk_kv_lens), pages)
+
+    def _decode_inputs(self, size: int) -> None:
+        from worker.gpu.kernels.rows import decode_inputs_kernel
+
+        b, head = self.buffers, self.head
+        decode_inputs_kernel[(-(-size // 256),)](
+            head.rows, head.lens, self.rows.last, b.ids, b.position, b.token_row, size, BLOCK=256
+        )
+
+    def _decode_forward(self, size: int) -> None:
+        self._decode_inputs(size)
+        self.decoder.forward(
+            n_tokens=size, n_decode=size, head_rows=self.head.rows, head_lens=self.head.lens, prefill=None
+        )
+        self.decoder.logits(n_rows=size, index=None)
+
+    def _eager_forward(self, plan: StepPlan, *, n_sampled: int, decode_only: bool) -> None:
+        if plan.n_padded:
+            self._decode_inputs(plan.n_padded)
+        self.decoder.forward(
+            n_tokens=plan.n_tokens,
+            n_decode=plan.n_padded,
+            head_rows=self.head.rows,
+            head_lens=self.head.lens,
+            prefill=self.prefill,
+        )
+        if n_sampled:
+            self.decoder.logits(n_rows=n_sampled, index=None if decode_only else self.head.sample_index)
+
+    def _sample(
+        self, level: Level, *, rows: I32, positions: I32, slot: int, size: int | None
+    ) -> RawLogprobs | None:
+        if not len(rows):
+            return None
+        if level is Level.GENERAL:
+            return self.sampler.sample_general(rows=rows, positions=positions, slot=slot)
+        if size is not None and level is Level.LEAN:
+            assert self.graphs is not None
+            self.graphs.graphs[size].sample.replay()
+        else:
+            self.sampler.launch(n_rows=len(rows), filtered=level is Level.FILTERED)
+        return None

@@ -1,0 +1,413 @@
+"""A decoder of the Llama line on the GPU: one forward pass of decode rows and prompt chunks together.
+
+It owns no memory but the rotary tables: activations lie in `Buffers`, keys and values in `PagedCache`. Everything
+is launched on the current stream; nothing waits for the device, so a pass over decode rows alone can be captured
+as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from worker.attention.flashinfer_backend import FlashInferPrefill
+from worker.gpu.buffers import SAMPLE_TILE, Buffers
+from worker.gpu.cache import PagedCache
+from worker.gpu.choices import Role, choose, decode_splits
+from worker.gpu.device import Gpu
+from worker.gpu.linear import Kernel, LinearChoice, dot, matvec
+from worker.gpu.rope_table import rope_tables
+from worker.models.spec import DecoderWeights, LayerWeights
+
+
+@dataclass(slots=True)
+class RowState:
+    """The device's row table."""
+
+    table: torch.Tensor
+    """int32 [max rows, max blocks per row]"""
+    last: torch.Tensor
+    """int32 [max rows]: the token that each row sampled last"""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTuning:
+    """Tile sizes of the decode kernel."""
+
+    block_t: int = 128
+    warps: int = 4
+    stages: int = 3
+    min_chunk: int = 64
+
+
+class GpuDecoder:
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        *,
+        buffers: Buffers,
+        cache: PagedCache,
+        rows: RowState,
+        gpu: Gpu,
+        max_context: int,
+        tuning: DecodeTuning | None = None,
+    ) -> None:
+        self.weights = weights
+        self.spec = weights.spec
+        self.buffers = buffers
+        self.cache = cache
+        self.rows = rows
+        self.gpu = gpu
+        self.pdl = gpu.has_pdl
+        self.tuning = tuning or DecodeTuning()
+        self.cos, self.sin = rope_tables(self.spec.rope, n_positions=max_context, device=gpu.device)
+        spec = self.spec
+        self._group = spec.n_heads // spec.n_kv_heads
+        self._group_pad = max(16, 1 << (self._group - 1).bit_length())
+        self._windows = spec.sliding_windows or (None,) * spec.n_layers
+        self._choices: dict[tuple[Role, int], LinearChoice] = {}
+
+    # ---- the pass ----
+
+    def forward(
+        self,
+        *,
+        n_tokens: int,
+        n_decode: int,
+        head_rows: torch.Tensor,
+        head_lens: torch.Tensor,
+        prefill: FlashInferPrefill | None = None,
+    ) -> None:
+        """From `buffers.ids` to `buffers.hidden`. The first `n_decode` tokens are decode rows (padding included),
+        the rest chunks, whose attention `prefill` has planned. head_rows, head_lens: int32, of the decode rows."""
+        self._embed(n_tokens)
+        for index, layer in enumerate(self.weights.layers):
+            self._attention_half(
+                index,
+                layer,
+                n_tokens=n_tokens,
+                n_decode=n_decode,
+                rows=head_rows,
+                lens=head_lens,
+                prefill=prefill,
+            )
+            self._mlp_half(layer, n_tokens=n_tokens)
+
+    def logits(self, *, n_rows: int, index: torch.Tensor | None) -> None:
+        """From `buffers.hidden` to `buffers.logits[:n_rows]`. index: int32, the token of each row; None: row i is
+        token i."""
+        b = self.buffers
+        head = self.weights.lm_head
+        out = b.logits[:n_rows]
+        self._norm(b.hidden, self.weights.final_norm, b.sampled_hidden, n_rows=n_rows, index=index)
+        x = b.sampled_hidden[:n_rows]
+        choice = self._choose(Role.HEAD, n=head.shape[0], k=head.shape[1], m=n_rows)
+        if choice.kernel is Kernel.CUBLAS:
+            torch.mm(x, head.t(), out_dtype=torch.float32, out=out)
+        else:
+            self._product(x, head, out, choice=choice, normed=True)
+
+    def prompt_logits(self, *, start: int, end: int) -> torch.Tensor:
+        """float32 [end - start, vocab] of these tokens of the pass. Allocates; may overwrite `buffers.normed`."""
+        b = self.buffers
+        n = end - start
+        self._norm(b.hidden[start:end], self.weights.final_norm, b.normed, n_rows=n)
+        return torch.mm(b.normed[:n], self.weights.lm_head.t(), out_dtype=torch.float32)
+
+    # ---- parts ----
+
+    def _attention_half(
+        self,
+        index: int,
+        layer: LayerWeights,
+        *,
+        n_tokens: int,
+        n_decode: int,
+        rows: torch.Tensor,
+        lens: torch.Tensor,
+        prefill: FlashInferPrefill | None,
+    ) -> None:
+        b = self.buffers
+        hidden = b.hidden[:n_tokens]
+        qkv = b.qkv[:n_tokens]
+        self._normed_product(Role.QKV, hidden, layer.input_norm, layer.qkv, qkv)
+        # Appends come first: rows of one step may share what they write.
+        if n_tokens > n_decode:
+            self._rope_append(index, layer, start=n_decode, end=n_tokens)
+        if n_decode:
+            self._decode_attention(index, layer, n_rows=n_decode, rows=rows, lens=lens)
+        if n_tokens > n_decode:
+            assert prefill is not None
+            shape = (n_tokens - n_decode, self.spec.n_heads, self.spec.head_dim)
+            prefill.run(
+                index,
+                b.q[n_decode:n_tokens].view(shape),
+                (self.cache.k[index], self.cache.v[index]),
+                b.attention[n_decode:n_tokens].view(shape),
+                scale=self.cache.scale,
+            )
+        self._residual_product(Role.O, b.attention[:n_tokens], layer.o, layer.o_bias, hidden)
+
+    def _mlp_half(self, layer: LayerWeights, *, n_tokens: int) -> None:
+        b = self.buffers
+        hidden, inner = b.hidden[:n_tokens], b.inner[:n_tokens]
+        n = self.spec.intermediate_size
+        choice = self._choose(Role.GATE_UP, n=n, k=self.spec.hidden_size, m=n_tokens)
+        if choice.kernel is Kernel.CUBLAS:
+            self._norm(b.hidden, layer.post_norm, b.normed, n_rows=n_tokens)
+            gate_up = b.gate_up[:n_tokens]
+            torch.mm(b.normed[:n_tokens], layer.gate_up.t(), out=gate_up)
+            self._silu_mul(gate_up, layer.gate_up_bias, inner)
+        elif choice.fuse_norm:
+            self._product(
+                hidden,
+                layer.gate_up,
+                inner,
+                choice=choice,
+                g=layer.post_norm,
+                bias=layer.gate_up_bias,
+                gated=True,
+            )
+        else:
+            self._norm(b.hidden, layer.post_norm, b.normed, n_rows=n_tokens)
+            self._product(
+                b.normed[:n_tokens], layer.gate_up, inner, choice=choice, bias=layer.gate_up_bias, gated=True
+            )
+        self._residual_product(Role.DOWN, inner, layer.down, layer.down_bias, hidden)
+
+    def _choose(self, role: Role, *, n: int, k: int, m: int) -> LinearChoice:
+        key = (role, m)
+        if key not in self._choices:
+            self._choices[key] = choose(role, n=n, k=k, m=m, sm_major=self.gpu.capability[0])
+        return self._choices[key]
+
+    def _normed_product(
+        self, role: Role, x: torch.Tensor, g: torch.Tensor, w: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        m = x.shape[0]
+        choice = self._choose(role, n=w.shape[0], k=w.shape[1], m=m)
+        if choice.fuse_norm:
+            self._product(x, w, out, choice=choice, g=g)
+            return
+        self._norm(x, g, self.buffers.normed, n_rows=m)
+        normed = self.buffers.normed[:m]
+        if choice.kernel is Kernel.CUBLAS:
+            torch.mm(normed, w.t(), out=out)
+        else:
+            self._product(normed, w, out, choice=choice)
+
+    def _residual_product(
+        self, role: Role, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor
+    ) -> None:
+        choice = self._choose(role, n=w.shape[0], k=w.shape[1], m=x.shape[0])
+        if choice.kernel is Kernel.CUBLAS:
+            torch.addmm(hidden, x, w.t(), out=hidden)
+            if bias is not None:
+                self._add_bias(hidden, bias)
+        else:
+            self._product(x, w, hidden, choice=choice, bias=bias, residual=True)
+
+    def _product(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        choice: LinearChoice,
+        g: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        gated: bool = False,
+        residual: bool = False,
+        normed: bool = False,
+    ) -> None:
+        """`normed`: x is normalised already, whatever the choice says."""
+        eps = self.spec.rms_eps
+        if choice.kernel is Kernel.MATVEC:
+            matvec(
+                x,
+                w,
+                out,
+                choice=choice,
+                g=g,
+                eps=eps,
+                bias=bias,
+                gated=gated,
+                residual=residual,
+                pdl=self.pdl,
+            )
+        else:
+            dot(
+                x,
+                w,
+                out,
+                choice=choice,
+                workspace=self.buffers.split,
+                g=g,
+                eps=eps,
+                bias=bias,
+                gated=gated,
+                residual=residual,
+                pdl=self.pdl,
+            )
+
+    # ---- launches ----
+
+    def _embed(self, n_tokens: int) -> None:
+        from worker.gpu.kernels.pointwise import embed_kernel
+
+        b = self.buffers
+        hidden = self.spec.hidden_size
+        # The first kernel of a pass starts only when all before it has ended; what it lets start early may then
+        # read the step's inputs without waiting.
+        embed_kernel[(n_tokens, -(-hidden // 1024))](
+            b.ids, self.weights.embed, b.hidden, hidden, self.weights.embed.shape[0], BLOCK=1024, PDL=False
+        )
+
+    def _norm(
+        self,
+        x: torch.Tensor,
+        g: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        n_rows: int,
+        index: torch.Tensor | None = None,
+    ) -> None:
+        from worker.gpu.kernels.pointwise import rms_norm_kernel
+
+        hidden = self.spec.hidden_size
+        block = 1 << (hidden - 1).bit_length()
+        rms_norm_kernel[(n_rows,)](
+            x,
+            g,
+            out,
+            self.buffers.ids if index is None else index,
+            hidden,
+            self.spec.rms_eps,
+            INDEXED=index is not None,
+            BLOCK=block,
+            PDL=self.pdl,
+            num_warps=8 if block >= 4096 else 4,
+            launch_pdl=self.pdl,
+        )
+
+    def _silu_mul(self, gate_up: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        from worker.gpu.kernels.pointwise import silu_mul_kernel
+
+        n_tokens, inner = out.shape
+        silu_mul_kernel[(n_tokens, -(-inner // 2048))](
+            gate_up,
+            gate_up if bias is None else bias,
+            out,
+            inner,
+            BIAS=bias is not None,
+            BLOCK=2048,
+            PDL=self.pdl,
+            num_warps=8,
+            launch_pdl=self.pdl,
+        )
+
+    def _add_bias(self, x: torch.Tensor, bias: torch.Tensor) -> None:
+        from worker.gpu.kernels.pointwise import add_bias_kernel
+
+        n_tokens, width = x.shape
+        add_bias_kernel[(n_tokens, -(-width // 1024))](
+            x, bias, width, BLOCK=1024, PDL=self.pdl, launch_pdl=self.pdl
+        )
+
+    def _rope_append(self, index: int, layer: LayerWeights, *, start: int, end: int) -> None:
+        from worker.gpu.kernels.rope import rope_append_kernel
+
+        b, spec, cache = self.buffers, self.spec, self.cache
+        s = cache.strides
+        qkv = b.qkv[start:end]
+        bias, qk_norm = layer.qkv_bias, layer.q_norm is not None
+        rope_append_kernel[(end - start, spec.n_heads + 2 * spec.n_kv_heads)](
+            qkv,
+            b.q[start:end],
+            cache.k[index],
+            cache.v[index],
+            b.token_row[start:end],
+            b.position[start:end],
+            self.rows.table,
+            self.cos,
+            self.sin,
+            qkv if bias is None else bias,
+            layer.q_norm if layer.q_norm is not None else qkv,
+            layer.k_norm if layer.k_norm is not None else qkv,
+            spec.rms_eps,
+            self.rows.table.stride(0),
+            s.block,
+            s.position,
+            s.head,
+            1.0 / cache.scale,
+            N_HEADS=spec.n_heads,
+            N_KV=spec.n_kv_heads,
+            D=spec.head_dim,
+            HALF=spec.rope.rotary_dim // 2,
+            BLOCK_SIZE=cache.block_size,
+            BIAS=bias is not None,
+            QK_NORM=qk_norm,
+            PDL=self.pdl,
+            num_warps=1,
+            launch_pdl=self.pdl,
+        )
+
+    def n_splits(self, n_rows: int) -> int:
+        return decode_splits(rows=n_rows, n_kv_heads=self.spec.n_kv_heads, n_sms=self.gpu.n_sms)
+
+    def _decode_attention(
+        self, index: int, layer: LayerWeights, *, n_rows: int, rows: torch.Tensor, lens: torch.Tensor
+    ) -> None:
+        from worker.gpu.kernels.decode import decode_attention_kernel
+
+        b, spec, cache, tuning = self.buffers, self.spec, self.cache, self.tuning
+        s = cache.strides
+        window = self._windows[index]
+        n_splits = self.n_splits(n_rows)
+        bias = layer.qkv_bias
+        decode_attention_kernel[(spec.n_kv_heads, n_splits, n_rows)](
+            b.qkv,
+            b.attention,
+            cache.k[index],
+            cache.v[index],
+            rows,
+            lens,
+            self.rows.table,
+            self.cos,
+            self.sin,
+            b.qkv if bias is None else bias,
+            layer.q_norm if layer.q_norm is not None else b.qkv,
+            layer.k_norm if layer.k_norm is not None else b.qkv,
+            b.attention_part,
+            b.attention_ml,
+            b.attention_count,
+            spec.rms_eps,
+            spec.head_dim**-0.5,
+            cache.scale,
+            window or 0,
+            self.rows.table.stride(0),
+            s.block,
+            s.position,
+            s.head,
+            tuning.min_chunk,
+            n_splits,
+            N_HEADS=spec.n_heads,
+            N_KV=spec.n_kv_heads,
+            D=spec.head_dim,
+            GROUP=self._group,
+            GROUP_PAD=self._group_pad,
+            BLOCK_SIZE=cache.block_size,
+            BLOCK_T=tuning.block_t,
+            BIAS=bias is not None,
+            QK_NORM=layer.q_norm is not None,
+            WINDOW=window is not None,
+            PDL=self.pdl,
+            STAGES=tuning.stages,
+            num_warps=tuning.warps,
+            launch_pdl=self.pdl,
+        )
+
+
+def n_sample_tiles(vocab_size: int) -> int:
+    return -(-vocab_size // SAMPLE_TILE)

@@ -1,0 +1,1 @@
+"""Triton kernels. Only the GPU runner imports these modules: each needs triton at import."""
