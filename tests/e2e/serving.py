@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import httpx
 
@@ -24,22 +23,23 @@ END_WITHIN_S = 60.0
 class Server:
     """A running `quire serve` on a free port. `log` is all that its processes wrote to stderr."""
 
-    def __init__(self, process: subprocess.Popen[str], *, port: int, log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], *, port: int, log: Path) -> None:
         self.process = process
         self.port = port
         self.log = log
         self.url = f"http://127.0.0.1:{port}"
         self.banner = ""
-        self._stdout: IO[str] = process.stdout  # type: ignore[assignment]  # opened with PIPE
+        assert process.stdout is not None
+        self._stdout = process.stdout
 
     def wait_ready(self) -> None:
         """Until it prints its curl line. Raises AssertionError with its log when it ends before."""
         while "Ctrl-C" not in self.banner:
             readable, _, _ = select.select([self._stdout], [], [], READY_WITHIN_S)
-            line = self._stdout.readline() if readable else ""
-            if not line:
+            part = os.read(self._stdout.fileno(), 65536) if readable else b""
+            if not part:
                 raise AssertionError(f"the server is not ready:\n{self.log_text()[-4000:]}")
-            self.banner += line
+            self.banner += part.decode()
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -101,7 +101,6 @@ def serving(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
             env={**os.environ, **(env or {})},
         )
     server = Server(process, port=port, log=log)
@@ -120,11 +119,13 @@ def serving(
 
 def _follow(path: Path) -> Iterator[str]:
     """The lines of a growing file, through `tail`, which waits on the kernel's word that it grew."""
-    tail = subprocess.Popen(["tail", "-n", "+1", "-f", str(path)], stdout=subprocess.PIPE, text=True)
+    tail = subprocess.Popen(["tail", "-n", "+1", "-f", str(path)], stdout=subprocess.PIPE)
     assert tail.stdout is not None
+    rest = b""
     try:
         while select.select([tail.stdout], [], [], END_WITHIN_S)[0]:
-            yield tail.stdout.readline()
+            *lines, rest = (rest + os.read(tail.stdout.fileno(), 65536)).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
         raise AssertionError(f"nothing more came:\n{path.read_text(errors='replace')[-4000:]}")
     finally:
         tail.kill()
