@@ -22,7 +22,7 @@ from worker.rows import RowTable
 from worker.run import Run, RunState
 from worker.runner import DeviceError, Pending, PollablePending, Runner
 
-_LINGER_S = 0.003
+LINGER_S = 0.003
 """How long the engine waits for a further step beside a running one before it blocks in `collect`: a router
 that runs ahead answers a result within a millisecond or two."""
 _POLL_S = 0.0001
@@ -54,12 +54,14 @@ class Engine:
         max_window: int,
         on_fatal: Callable[[Exception], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        linger_s: float = LINGER_S,
     ) -> None:
         self.runner = runner
         self.max_window = max_window
         self._depth = max(1, runner.capacity.launch_depth)
         self._on_fatal = on_fatal
         self._clock = clock
+        self._linger_s = linger_s
         self._rows = RowTable.for_capacity(runner.capacity)
         self._log = structlog.get_logger("worker.engine")
         self._wake = threading.Condition()
@@ -204,7 +206,7 @@ class Engine:
                         return run
                     now = time.monotonic()
                     if linger_until is None:
-                        linger_until = now + _LINGER_S
+                        linger_until = now + self._linger_s
                     if now >= linger_until:
                         return run
                     self._wake.wait(_POLL_S)
