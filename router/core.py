@@ -185,14 +185,20 @@ class SchedulerCore:
         self.replicas[replica_id] = rs
         return rs
 
-    def replica_down(self, replica_id: int) -> None:
-        """Its pool and trie are dropped whole; its requests go on elsewhere from what was committed."""
+    def replica_down(self, replica_id: int) -> list[Request]:
+        """Its pool and trie are dropped whole; its requests go on elsewhere from what was committed. Returns
+        those that go on, now under suspicion."""
         rs = self.replicas.pop(replica_id, None)
         if rs is None:
-            return
+            return []
         rs.alive = False
         self.stats.n_replicas_lost += 1
-        self._drop_rows(rs, blame=True)
+        return self._drop_rows(rs, blame=True)
+
+    def exonerate(self, requests: Sequence[Request]) -> None:
+        """The replica that was lost with them turned out to be alive: it was not one of these."""
+        for request in requests:
+            request.n_deaths = max(0, request.n_deaths - 1)
 
     def replica_retired(self, replica_id: int) -> None:
         """As `replica_down`, for a replica that was taken away on purpose: no request is blamed."""
@@ -201,7 +207,8 @@ class SchedulerCore:
             rs.alive = False
             self._drop_rows(rs, blame=False)
 
-    def _drop_rows(self, rs: ReplicaState, *, blame: bool) -> None:
+    def _drop_rows(self, rs: ReplicaState, *, blame: bool) -> list[Request]:
+        kept = []
         for request in sorted(rs.running_requests(), key=lambda r: r.order):
             rs.detach(request.row)
             request.n_deaths += blame
@@ -216,6 +223,8 @@ class SchedulerCore:
                 continue
             self.stats.n_migrated += 1
             self._requeue(request)
+            kept.append(request)
+        return kept
 
     # ---- steps ----
 

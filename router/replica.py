@@ -82,7 +82,7 @@ class LinkOwner(Protocol):
 
     def link_suspect(self, link: ReplicaLink, suspect: bool) -> None: ...
 
-    def link_down(self, link: ReplicaLink, reason: str, *, planned: bool) -> None: ...
+    def link_down(self, link: ReplicaLink, reason: str, loss: Loss) -> None: ...
 
     def link_changed(self, link: ReplicaLink) -> None: ...
 
@@ -96,13 +96,23 @@ class LinkTiming:
     max_backoff_s: float
 
 
+class Loss(enum.Enum):
+    """How a session ended, as far as it says something about the requests that ran there."""
+
+    PLANNED = enum.auto()
+    """The worker or this router ended it on purpose."""
+    SILENT = enum.auto()
+    """The connection broke or went dead: the process may be gone, or only the network."""
+    FAULT = enum.auto()
+    """The worker reported a fault or made no progress."""
+
+
 class LostError(Exception):
     """The session is over; the message says why."""
 
-    def __init__(self, message: str, *, planned: bool = False) -> None:
+    def __init__(self, message: str, loss: Loss = Loss.FAULT) -> None:
         super().__init__(message)
-        self.planned = planned
-        """The worker said that it ends: nothing that ran there is to blame."""
+        self.loss = loss
 
 
 class ReplicaLink:
@@ -181,7 +191,7 @@ class ReplicaLink:
             return self._timing.max_backoff_s
         except (LostError, StepProtocolError, grpc.aio.AioRpcError) as error:
             reason = _cause(error) if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            planned = isinstance(error, LostError) and error.planned
+            loss = error.loss if isinstance(error, LostError) else Loss.FAULT
             self._move(LinkState.WAITING, reason)
             if not was_live:
                 self._say(reason, level=logging.INFO)
@@ -191,11 +201,11 @@ class ReplicaLink:
             if self._clock() - began_s > self._timing.max_backoff_s:
                 self._n_losses = 0
             self._n_losses += 1
-            self._owner.link_down(self, reason, planned=planned)
+            self._owner.link_down(self, reason, loss)
             return self._pause_s(self._n_losses, longest_s=self._timing.max_backoff_s)
         except asyncio.CancelledError:
             if was_live:
-                self._owner.link_down(self, "closed", planned=True)
+                self._owner.link_down(self, "closed", Loss.PLANNED)
             raise
         raise AssertionError("a session ended without a reason")
 
@@ -299,7 +309,8 @@ class ReplicaLink:
                 if silent_s >= timing.health_timeout_s:
                     raise LostError(
                         f"no answer for {silent_s:.1f} s (--health-timeout-s {timing.health_timeout_s:g}): "
-                        f"{_cause(error)}"
+                        f"{_cause(error)}",
+                        Loss.SILENT,
                     ) from None
                 if not suspect:
                     suspect = True
@@ -322,10 +333,15 @@ class ReplicaLink:
                 code, details = await call.code(), await call.details()
                 trailing = dict(await call.trailing_metadata() or ())
         except (TimeoutError, grpc.aio.AioRpcError, asyncio.CancelledError):
-            return LostError("the stream broke")
+            return LostError("the stream broke", Loss.SILENT)
         word = trailing.get(RUN_END_KEY)
         name = code.name if code is not None else "unknown"
-        return LostError(f"the stream ended ({word or name}): {details}", planned=word == RunEnd.SHUTDOWN)
+        loss = Loss.FAULT
+        if word is None:
+            loss = Loss.SILENT  # nobody was there to say it
+        elif word in (RunEnd.SHUTDOWN, RunEnd.REPLACED):
+            loss = Loss.PLANNED
+        return LostError(f"the stream ended ({word or name}): {details}", loss)
 
     def _move(self, state: LinkState, reason: str) -> None:
         if state is not self.state and state not in LEGAL_MOVES[self.state]:

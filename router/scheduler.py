@@ -56,8 +56,9 @@ from router.limits import (
 )
 from router.loop_stats import LoopStats
 from router.metrics import SchedulerCollector
-from router.replica import LinkState, LinkTiming, LostError, ReplicaLink
+from router.replica import LinkState, LinkTiming, Loss, LostError, ReplicaLink
 from router.replica_state import ReplicaShape
+from router.request import Request
 from router.stats import CoreStats
 
 TICK_S = 0.1
@@ -100,6 +101,8 @@ class Scheduler:
         # Above every generation of an earlier process that had this router's workers.
         self._generation = time.time_ns() // 1_000_000
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._suspects: dict[int, tuple[str, list[Request]]] = {}
+        """By replica: who it was when it fell silent, and what it ran."""
         self._background: set[asyncio.Task[None]] = set()
         self._pumping = False
         self._draining = False
@@ -268,6 +271,9 @@ class Scheduler:
     def link_up(self, link: ReplicaLink, capacity: Capacity, *, generation: int, probing: bool) -> None:
         assert self.core is not None
         assert self.limits is not None
+        worker_id, suspects = self._suspects.pop(link.replica_id, ("", []))
+        if worker_id == capacity.worker_id:
+            self.core.exonerate(suspects)  # the network failed, not the worker
         shape = shape_of(self.limits, self.config, capacity)
         self.core.replica_up(link.replica_id, shape=shape, generation=generation, probing=probing)
         log.info(
@@ -298,15 +304,18 @@ class Scheduler:
             log.warning("replica is silent" if suspect else "replica answers again", address=link.address)
             self._pump_soon()
 
-    def link_down(self, link: ReplicaLink, reason: str, *, planned: bool) -> None:
+    def link_down(self, link: ReplicaLink, reason: str, loss: Loss) -> None:
         assert self.core is not None
-        if planned:
+        assert link.capacity is not None
+        if loss is Loss.PLANNED:
             self.core.replica_retired(link.replica_id)
         else:
-            self.core.replica_down(link.replica_id)
+            suspects = self.core.replica_down(link.replica_id)
+            if loss is Loss.SILENT:
+                self._suspects[link.replica_id] = (link.capacity.worker_id, suspects)
         log.log(
-            logging.INFO if planned else logging.WARNING,
-            "replica has ended" if planned else "replica is lost",
+            logging.INFO if loss is Loss.PLANNED else logging.WARNING,
+            "replica has ended" if loss is Loss.PLANNED else "replica is lost",
             address=link.address,
             cause=reason,
             n_waiting=len(self.core.queue),
@@ -449,6 +458,7 @@ class Scheduler:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         del self.links[replica_id]
+        self._suspects.pop(replica_id, None)
 
     # ---- state ----
 
