@@ -87,7 +87,7 @@ class Guard:
         route = getattr(scope.get("route"), "path", "unknown")
         status = exchange.status if exchange.status is not None else 499
         self._context.metrics.requests.labels(route, str(status)).inc()
-        log = _log.debug if path in _QUIET and status < 500 else _log.info
+        log = _log.debug if path in _QUIET else _log.info
         log(
             "request",
             request_id=exchange.request_id,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
+from prometheus_client import disable_created_metrics
 
 from checkpoint.chat_template import load_chat_template
 from checkpoint.checkpoint import Checkpoint, CheckpointError
@@ -22,6 +23,7 @@ from router.config import RouterConfig
 from router.ipc.address import IpcAddress
 from router.ipc.client import SchedulerClient
 from router.ipc.socket_client import SocketClient
+from router.logs import configure_logging
 from settings.errors import ConfigError
 
 _log = structlog.get_logger("quire.api")
@@ -30,6 +32,8 @@ _log = structlog.get_logger("quire.api")
 def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None) -> int:
     """The process's exit code. `on_ready` is called once it listens; /health tells whether there is a model
     to serve."""
+    configure_logging(level=config.log_level, log_format=config.log_format)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation here
     try:
         IpcAddress.parse(config.scheduler_address)
         text = load_text_model(config, config.model) if config.model else None
