@@ -48,7 +48,12 @@ async def banner(config: RouterConfig, *, n_workers: int, took_s: float) -> str:
     model = served[0]["id"] if served else "default"
     url = base_url(config)
     key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if config.api_keys else ""
-    question = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    question = {
+        "model": model,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 100,
+    }
     workers = "1 worker" if n_workers == 1 else f"{n_workers} workers"
     return (
         f"\nReady: {model} at {url} ({workers}, started in {took_s:.1f} s)\n\n"
