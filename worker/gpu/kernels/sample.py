@@ -6,7 +6,6 @@ one lowest allowed logit (`threshold_kernel`), so the draw itself needs no sort.
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 from worker.gpu.kernels.pdl import let_successor_start, wait_for_predecessor
 
@@ -23,7 +22,9 @@ def _gumbel(key0, key1, token):
     x = x ^ (x >> 16)
     w = ((x >> 1).to(tl.float32) + 0.5) * 4.656612873077393e-10
     w = tl.minimum(w, 0.99999994)
-    return -tl.log(-libdevice.log1p(-w))
+    # -log1p(-w): the series where 1 - w would round, the logarithm elsewhere.
+    series = w * (1.0 + w * (0.5 + w * (0.33333333 + w * (0.25 + w * 0.2))))
+    return -tl.log(tl.where(w < 0.01, series, -tl.log(1.0 - w)))
 
 
 @triton.jit
