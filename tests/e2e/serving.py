@@ -55,6 +55,17 @@ class Server:
                         found.append(int(pid))
         return sorted(found)
 
+    def busy_worker(self) -> int:
+        """The process of a worker that is computing an answer now. Raises AssertionError when none is."""
+        replicas = self.get("/admin/state").json()["replicas"]
+        for replica in replicas:
+            if replica["n_running"]:
+                port = replica["address"].rpartition(":")[2]
+                for pid in self.pids("worker"):
+                    if f"--port={port}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                        return pid
+        raise AssertionError(f"no worker is busy: {replicas}")
+
     def wait_log(self, words: str, *, times: int = 1) -> None:
         """Until the log holds `words` so often. The log is a file: this watches it grow."""
         with contextlib.closing(_follow(self.log)) as lines:
