@@ -41,7 +41,7 @@ class AdminOps:
         scheduler = self._scheduler
         core = scheduler.core
         replicas = []
-        for replica_id, link in scheduler.links.items():
+        for replica_id, link in scheduler.fleet.links.items():
             entry: dict[str, Any] = {
                 "id": replica_id,
                 "address": link.address,
@@ -99,7 +99,7 @@ class AdminOps:
             replicas.append(
                 {
                     "id": replica_id,
-                    "address": scheduler.links[replica_id].address,
+                    "address": scheduler.fleet.links[replica_id].address,
                     "stats": asdict(rs.allocator.stats()),
                     **rs.allocator.inspect(limit=limit),
                 }

@@ -112,7 +112,7 @@ class SchedulerCollector(Collector):
         core = scheduler.core
         n_requests = core.n_requests if core is not None else 0
         n_waiting = len(core.queue) if core is not None else 0
-        states = [link.state for link in scheduler.links.values()]
+        states = [link.state for link in scheduler.fleet.links.values()]
         for name, text, value in (
             ("quire_ready", "1 when requests are served.", int(scheduler.state.ready)),
             ("quire_requests_waiting", "Requests in the queue.", n_waiting),
@@ -142,7 +142,7 @@ class SchedulerCollector(Collector):
             "quire_kv_blocks_evicted", "Cached blocks given up.", labels=["replica"]
         )
         for replica_id, rs in core.replicas.items():
-            label = [self._scheduler.links[replica_id].address]
+            label = [self._scheduler.fleet.links[replica_id].address]
             stats = rs.allocator.stats()
             gauges["quire_requests_running"].add_metric(label, rs.n_running)
             gauges["quire_kv_blocks"].add_metric(label, stats.n_blocks - 1)

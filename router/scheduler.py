@@ -23,13 +23,9 @@ from proto.worker_pb2 import Capacity, Grammar, StepResult
 from router.admin import AdminOps
 from router.config import RouterConfig
 from router.core import SchedulerCore
-from router.discovery import Discovery, Lookup, look_up
-from router.errors import (
-    InvalidRequestError,
-    ReplicaMismatchError,
-    RouterError,
-    UnavailableError,
-)
+from router.discovery import Lookup, look_up
+from router.errors import RouterError, UnavailableError
+from router.fleet import Fleet
 from router.ipc.messages import (
     Accepted,
     AdminCall,
@@ -56,14 +52,13 @@ from router.limits import (
 )
 from router.loop_stats import LoopStats
 from router.metrics import SchedulerCollector
-from router.replica import LinkState, LinkTiming, Loss, LostError, ReplicaLink
+from router.replica import Loss, ReplicaLink
 from router.replica_state import ReplicaShape
 from router.request import Request
 from router.stats import CoreStats
 
 TICK_S = 0.1
 """How late a deadline may act while no step is composed."""
-PREPARE_TIMEOUT_S = 30.0
 
 log = structlog.get_logger("router.scheduler")
 
@@ -84,7 +79,6 @@ class Scheduler:
         self.config = config
         self.stats = CoreStats()
         self.loop_stats = LoopStats()
-        self.links: dict[int, ReplicaLink] = {}
         self.core: SchedulerCore | None = None
         """Made when the first worker has told what it is."""
         self.limits: Limits | None = None
@@ -93,20 +87,23 @@ class Scheduler:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._rng = rng if rng is not None else random.Random()
-        self._discovery = Discovery(config.replicas, lookup=lookup)
         self._on_limits = on_limits
         self._sends: dict[int, Send] = {}
         self._n_conns = 0
-        self._n_links = 0
-        # Above every generation of an earlier process that had this router's workers.
-        self._generation = time.time_ns() // 1_000_000
-        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._suspects: dict[int, tuple[str, list[Request]]] = {}
         """By replica: who it was when it fell silent, and what it ran."""
         self._background: set[asyncio.Task[None]] = set()
         self._pumping = False
         self._draining = False
         self._idle = asyncio.Event()
+        self.fleet = Fleet(
+            config,
+            router_id=self.router_id,
+            lookup=lookup,
+            clock=clock,
+            owner=self,
+            on_task_done=self._on_task_done,
+        )
         self._state = self._make_state()
         self._admin = AdminOps(self, SchedulerCollector(self))
 
@@ -114,10 +111,10 @@ class Scheduler:
 
     async def start(self) -> None:
         """Begins to connect to the workers; returns at once."""
-        await self._resolve()
+        await self.fleet.resolve()
+        self._push_state()
         self._spawn(self._tick_forever(), "tick")
-        if not self._discovery.is_static:
-            self._spawn(self._resolve_forever(), "discovery")
+        self._spawn(self.fleet.resolve_forever(self._push_state), "discovery")
 
     async def drain(self, *, grace_s: float) -> None:
         """Takes no new work and returns when what runs has ended, or `grace_s` is over."""
@@ -142,11 +139,11 @@ class Scheduler:
         self._note_idle()
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values(), *self._background]
+        tasks = list(self._background)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._tasks.clear()
+        await self.fleet.close()
 
     # ---- SchedulerPort ----
 
@@ -214,28 +211,13 @@ class Scheduler:
         ids = [request.id for request in requests]
         try:
             for grammar in grammars:
-                await self._prepare(grammar)
+                await self.fleet.prepare(grammar)
         except RouterError as error:
             send = self._sends.get(conn)
             if send is not None:
                 send(Refused(ids=ids, error=error.info))
             return
         self._accept(conn, ids, requests)
-
-    async def _prepare(self, grammar: Grammar) -> None:
-        live = [link for link in self.links.values() if link.state is LinkState.LIVE]
-        replies = await asyncio.gather(
-            *(link.prepare(grammar, timeout_s=PREPARE_TIMEOUT_S) for link in live), return_exceptions=True
-        )
-        for reply in replies:
-            if isinstance(reply, LostError):
-                continue  # the worker that takes the request compiles it then
-            if isinstance(reply, BaseException):
-                raise reply
-            if not reply.ok:
-                raise InvalidRequestError(
-                    f"the grammar can't be used: {reply.error}", param="response_format"
-                )
 
     def _call(self, conn: int, call: AdminCall) -> None:
         send = self._sends[conn]
@@ -251,22 +233,12 @@ class Scheduler:
 
     def check_capacity(self, link: ReplicaLink, capacity: Capacity) -> None:
         check_replica(self.limits, self.config, capacity)
-        for other in self.links.values():
-            if (
-                other is not link
-                and other.state is LinkState.LIVE
-                and other.capacity is not None
-                and other.capacity.worker_id == capacity.worker_id
-            ):
-                raise ReplicaMismatchError(
-                    f"worker {capacity.worker_id} at {link.address} is already in use as {other.address}"
-                )
+        self.fleet.check_unique(link, capacity)
         if self.limits is None:
             self._make_core(capacity)
 
     def next_generation(self) -> int:
-        self._generation += 1
-        return self._generation
+        return self.fleet.next_generation()
 
     def link_up(self, link: ReplicaLink, capacity: Capacity, *, generation: int, probing: bool) -> None:
         assert self.core is not None
@@ -307,6 +279,7 @@ class Scheduler:
     def link_down(self, link: ReplicaLink, reason: str, loss: Loss) -> None:
         assert self.core is not None
         assert link.capacity is not None
+        self._suspects.pop(link.replica_id, None)
         if loss is Loss.PLANNED:
             self.core.replica_retired(link.replica_id)
         else:
@@ -377,7 +350,7 @@ class Scheduler:
         while moved:
             moved = False
             for replica_id in list(core.replicas):
-                link = self.links[replica_id]
+                link = self.fleet.links[replica_id]
                 while (step := core.compose(replica_id, now=now)) is not None:
                     link.send(step)
                     # What one replica took can make another one the better choice for those that still wait.
@@ -408,69 +381,16 @@ class Scheduler:
             if core.queue or due is not None:
                 self._pump()
 
-    # ---- replicas ----
-
-    async def _resolve_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self.config.resolve_interval_s)
-            await self._resolve()
-
-    async def _resolve(self) -> None:
-        """Connects to addresses that are new and leaves those that are gone."""
-        addresses = await self._discovery.resolve()
-        known = {link.address: replica_id for replica_id, link in self.links.items()}
-        for address in addresses:
-            if address not in known:
-                self._add_link(address)
-        for address, replica_id in known.items():
-            if address not in addresses:
-                await self._remove_link(replica_id)
-        self._push_state()
-
-    def _add_link(self, address: str) -> None:
-        config = self.config
-        replica_id = self._n_links
-        self._n_links += 1
-        link = ReplicaLink(
-            replica_id=replica_id,
-            address=address,
-            router_id=self.router_id,
-            window=config.window,
-            timing=LinkTiming(
-                connect_timeout_s=config.connect_timeout_s,
-                health_interval_s=config.health_interval_s,
-                health_timeout_s=config.health_timeout_s,
-                stall_timeout_s=config.stall_timeout_s,
-                max_backoff_s=config.max_backoff_s,
-            ),
-            owner=self,
-            clock=self._clock,
-        )
-        self.links[replica_id] = link
-        task = asyncio.get_running_loop().create_task(link.run(), name=f"replica {address}")
-        task.add_done_callback(self._on_task_done)
-        self._tasks[replica_id] = task
-
-    async def _remove_link(self, replica_id: int) -> None:
-        link = self.links[replica_id]
-        log.info("replica left the address list", address=link.address)
-        task = self._tasks.pop(replica_id)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        del self.links[replica_id]
-        self._suspects.pop(replica_id, None)
-
     # ---- state ----
 
     def _make_state(self) -> ServerState:
-        n_live = sum(link.state is LinkState.LIVE for link in self.links.values())
+        n_live = self.fleet.n_live
         if self.failed.done():
             reason = "the scheduler has failed"
         elif self._draining:
             reason = "draining"
         elif n_live == 0:
-            causes = [f"{link.address}: {link.reason}" for link in self.links.values()]
-            reason = "no worker is connected" + (f" ({'; '.join(causes[:4])})" if causes else "")
+            reason = self.fleet.why_none()
         else:
             reason = ""
         return ServerState(
@@ -479,7 +399,7 @@ class Scheduler:
             draining=self._draining,
             model=self.model,
             n_replicas_live=n_live,
-            n_replicas_known=len(self.links),
+            n_replicas_known=len(self.fleet.links),
         )
 
     def _push_state(self) -> None:

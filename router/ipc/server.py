@@ -47,7 +47,7 @@ class IpcServer:
                 port = self._server.sockets[0].getsockname()[1]
                 self.address = IpcAddress(host=self.address.host, port=port)
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
+            reason = error.strerror or str(error)
             raise ConfigError(f"--scheduler-address is {self.address}, but can't be used: {reason}") from None
 
     def _make(self) -> _Connection:

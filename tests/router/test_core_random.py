@@ -1,7 +1,7 @@
 """The core against fake workers under random interleavings: composed, computed and applied steps, cancels,
 deadlines, priorities, replica deaths, tiny pools. Texts stay those of an undisturbed worker.
 
-Full size (`QUIRE_TEST_FULL=1`): 1,000 runs. Otherwise a seeded sample of the same code: 48.
+Full size (`QUIRE_TEST_FULL=1`): 1,000 runs. Otherwise a seeded sample of the same code: 36 shorter ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tests.router.sim import Sim, text
 FULL = os.environ.get("QUIRE_TEST_FULL") == "1"
 VARIANTS = list(itertools.product((1, 2, 16), (1, 2, 3), (True, False), (True, False)))
 """Block size, window, chunking, caching."""
-N_RUNS = 1000 if FULL else 48
+N_RUNS = 1000 if FULL else 36
+N_ACTS = 250 if FULL else 120
 
 
 class RandomRun:
@@ -138,7 +139,7 @@ class RandomRun:
 def test_random_interleavings(seed: int) -> None:
     run = RandomRun(seed)
     try:
-        for _ in range(250):
+        for _ in range(N_ACTS):
             run.act()
     except RouterError as error:
         raise AssertionError(f"a valid request was refused: {error}") from error

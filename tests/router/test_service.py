@@ -86,9 +86,9 @@ async def test_a_cut_connection_never_hits_stale_blocks() -> None:
         answers = [await ask(client, text(40, seed=i % 3), n_new=200) for i in range(8)]
         for n in (5, 20, 40):
             await answers[0].has(n)
-            generation = s._generation
+            generation = s.fleet._generation
             worker.cut()
-            await until(lambda g=generation: s._generation > g and client.state.ready, "reconnected")
+            await until(lambda g=generation: s.fleet._generation > g and client.state.ready, "reconnected")
         for answer in answers:  # the worker lived all the time: nobody is blamed
             await answer.end()
             answer.assert_right(worker)
@@ -122,7 +122,7 @@ async def test_a_worker_that_makes_no_progress_is_lost() -> None:
         await answer.has(5)
         stuck.faults.hang()
         await until(lambda: not client.state.ready, "readiness is off")
-        assert "no progress" in next(iter(s.links.values())).reason
+        assert "no progress" in next(iter(s.fleet.links.values())).reason
         stuck.faults.unhang()
         await answer.end()
         answer.assert_right(other)
@@ -238,7 +238,7 @@ async def test_a_worker_with_another_model_is_refused_and_the_others_go_on() -> 
         scheduler(one.address, other.address) as s,
     ):
         client = LocalClient(s)
-        links = list(s.links.values())
+        links = list(s.fleet.links.values())
         await until(lambda: any(x.state is LinkState.REFUSED for x in links), "one is refused")
         refused = next(x for x in links if x.state is LinkState.REFUSED)
         assert "vocabulary" in refused.reason
@@ -254,7 +254,7 @@ async def test_a_worker_of_another_router_is_left_alone() -> None:
         client = LocalClient(first)
         answer = await ask(client, text(10, seed=1), n_new=100)
         async with scheduler(worker.address, ready=False) as second:
-            (link,) = second.links.values()
+            (link,) = second.fleet.links.values()
             await until(lambda: first.router_id in link.reason, "the holder is named")
             assert not second.state.ready
         await answer.end()
@@ -265,7 +265,9 @@ async def test_the_same_worker_under_two_addresses_is_used_once() -> None:
     async with fake_worker(fake_strict=True) as worker:
         port = worker.address.rsplit(":", 1)[1]
         async with scheduler(worker.address, f"localhost:{port}") as s:
-            await until(lambda: any(x.state is LinkState.REFUSED for x in s.links.values()), "one is refused")
+            await until(
+                lambda: any(x.state is LinkState.REFUSED for x in s.fleet.links.values()), "one is refused"
+            )
             client = LocalClient(s)
             answer = await ask(client, text(10, seed=1))
             await answer.end()
