@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from deploy.flags import with_settings
+from deploy.gpu_claim import ClaimConfig
 from deploy.process import die_with_supervisor, report_ready
 from router.config import RouterConfig
 from settings.errors import ConfigError
@@ -29,6 +30,7 @@ Settings = dict[str, str | None]
 _SERVE = {
     RouterConfig: ("scheduler_address", "replicas", "model", "share_port"),
     WorkerConfig: ("host", "port", "port_file"),
+    ClaimConfig: ("claim_gpu",),
 }
 
 
@@ -85,9 +87,22 @@ def worker(*, settings: Settings) -> None:
     """Run one worker (a replica) that a router drives over gRPC."""
     die_with_supervisor()
     config = load(WorkerConfig, env=os.environ, args=settings)
+    claim = load(ClaimConfig, env=os.environ, args=settings)
+    if claim.claim_gpu:
+        # Before torch is imported: CUDA looks at its environment once.
+        _claim_gpu(claim)
     from worker.main import run_worker
 
     sys.exit(run_worker(config, on_ready=report_ready))
+
+
+def _claim_gpu(config: ClaimConfig) -> None:
+    """Held until this process ends."""
+    from deploy.gpu_claim import claim_gpu
+    from deploy.gpu_devices import present_gpus
+
+    claim, found = claim_gpu(config, present=present_gpus(), env=os.environ)
+    print(f"claimed {claim.gpu} ({found.why})", file=sys.stderr, flush=True)
 
 
 def chat(
@@ -140,7 +155,7 @@ app.command("serve")(with_settings(serve, _SERVE))
 app.command("router")(with_settings(router, {RouterConfig: ()}))
 app.command("scheduler")(with_settings(scheduler, {RouterConfig: ()}))
 app.command("api")(with_settings(api, {RouterConfig: ()}))
-app.command("worker")(with_settings(worker, {WorkerConfig: ()}))
+app.command("worker")(with_settings(worker, {WorkerConfig: (), ClaimConfig: ()}))
 app.command("chat")(chat)
 app.command("fetch")(fetch)
 app.command("info")(info)

@@ -13,3 +13,7 @@ class StartFailedError(DeployError):
 
 class PortTakenError(DeployError):
     """The HTTP port can't be bound."""
+
+
+class NoGpuError(DeployError):
+    """No GPU can be had for a worker; the message says which there are and who holds them."""

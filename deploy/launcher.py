@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import sys
@@ -15,6 +16,9 @@ from checkpoint.resolve import resolve
 from deploy.banner import banner, wait_healthy
 from deploy.child import ChildSpec
 from deploy.flags import as_arguments, secrets_as_environment
+from deploy.gpu_claim import ClaimConfig, check_enough, wants_gpu
+from deploy.gpu_devices import present_gpus
+from deploy.gpu_list import allowed_gpus
 from deploy.ports import check_free, free_ports
 from deploy.run_dir import run_dir
 from deploy.supervisor import Supervisor
@@ -47,21 +51,28 @@ def launch(plan: LaunchPlan, *, env: Mapping[str, str]) -> int:
     router = load(RouterConfig, env=env, args=plan.settings)
     worker = load(WorkerConfig, env=env, args=_worker_settings(plan)) if plan.n_workers else None
     check_free(router.host, router.port)
+    on_gpus = worker is not None and _on_gpus(worker, plan, env=env)
     if router.port == 0:
         router = replace(router, port=free_ports(1)[0])
     if worker is not None and worker.model:
         _fetch(worker)
     with run_dir() as folder:
-        specs = child_specs(plan, router=router, worker=worker, folder=folder)
+        specs = child_specs(plan, router=router, worker=worker, folder=folder, on_gpus=on_gpus)
         secrets = secrets_as_environment(plan.settings, RouterConfig)
         supervisor = Supervisor(specs, env={**env, **secrets}, say=_say)
         return asyncio.run(_run(supervisor, router=router, plan=plan))
 
 
 def child_specs(
-    plan: LaunchPlan, *, router: RouterConfig, worker: WorkerConfig | None, folder: Path
+    plan: LaunchPlan,
+    *,
+    router: RouterConfig,
+    worker: WorkerConfig | None,
+    folder: Path,
+    on_gpus: bool = False,
 ) -> list[ChildSpec]:
-    """The processes of a launch. `folder` takes the socket between scheduler and API."""
+    """The processes of a launch. `folder` takes the socket between scheduler and API; `on_gpus`: each worker
+    claims a GPU."""
     settings = dict(plan.settings)
     ports = free_ports(plan.n_workers)
     decided = {
@@ -93,18 +104,33 @@ def child_specs(
     for i, port in enumerate(ports):
         arguments = _worker_settings(plan) | {"host": "127.0.0.1", "port": str(port)}
         arguments["log_format"] = decided["log_format"]
-        if worker is not None and not worker.threads and plan.n_workers > 1:
+        if on_gpus:
+            arguments["claim_gpu"] = "true"
+        elif worker is not None and not worker.threads and plan.n_workers > 1:
             arguments["threads"] = str(max(1, len(os.sched_getaffinity(0)) // plan.n_workers))
         specs.append(
             spec(
                 f"worker {i}" if plan.n_workers > 1 else "worker",
                 "worker",
-                as_arguments(arguments, WorkerConfig),
+                as_arguments(arguments, WorkerConfig) + as_arguments(arguments, ClaimConfig),
                 stage=_STAGE_WORKER,
                 grace_s=_GRACE_S,
             )
         )
     return specs
+
+
+def _on_gpus(worker: WorkerConfig, plan: LaunchPlan, *, env: Mapping[str, str]) -> bool:
+    """Whether the workers compute on GPUs, one each. Raises NoGpuError when there are too few."""
+    libraries = ("torch", "flashinfer")
+    has_flashinfer = all(importlib.util.find_spec(name) is not None for name in libraries)
+    if not wants_gpu(worker.attention, has_flashinfer=has_flashinfer):
+        return False
+    found = allowed_gpus(present_gpus(), env)
+    if not found.gpus:
+        return False  # `auto` computes on the CPU then, and `flashinfer` says what it lacks
+    check_enough(found, n_workers=plan.n_workers)
+    return True
 
 
 def _worker_settings(plan: LaunchPlan) -> dict[str, str | None]:

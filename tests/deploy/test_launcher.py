@@ -126,3 +126,16 @@ def test_folders_of_killed_launches_are_swept(monkeypatch: pytest.MonkeyPatch) -
             assert not dead.exists()
             assert alive.exists()
             assert other.exists()
+
+
+def test_workers_on_gpus_claim_one_each_and_keep_all_threads() -> None:
+    plan = LaunchPlan(settings={"gpu_lock_dir": "/locks"}, n_workers=2, n_api=1, start_timeout_s=7)
+    specs = child_specs(
+        plan, router=RouterConfig(), worker=WorkerConfig(), folder=Path("/run/x"), on_gpus=True
+    )
+    workers = [spec for spec in specs if spec.name.startswith("worker")]
+    for spec in workers:
+        assert "--claim-gpu" in spec.argv
+        assert _value(spec, "--gpu-lock-dir") == "/locks"
+        assert not any("--threads" in word for word in spec.argv)
+    assert not any("--claim-gpu" in spec.argv for spec in specs if spec not in workers)
