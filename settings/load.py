@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -15,6 +17,8 @@ T = TypeVar("T")
 
 # Containers set HOSTNAME to their own id: it never was an address to listen on.
 _NEVER = frozenset({"HOSTNAME"})
+# Kubernetes puts QUIRE_PORT=tcp://10.0.0.1:8000 into each pod beside a service called "quire".
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +52,25 @@ def settings_of(cls: type[Any]) -> tuple[Setting, ...]:
     )
 
 
-def load(cls: type[T], *, env: Mapping[str, str], args: Mapping[str, str | None]) -> T:
-    """`args` maps field names to what the command line says (None or absent: nothing).
+def _to_stderr(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def load(
+    cls: type[T],
+    *,
+    env: Mapping[str, str],
+    args: Mapping[str, str | None],
+    warn: Callable[[str], None] = _to_stderr,
+) -> T:
+    """`args` maps field names to what the command line says (None or absent: nothing). `warn` hears of
+    variables that were set by a cluster and are passed over.
 
     Raises `ConfigError` naming the flag, where the value came from, the value and what is allowed.
     """
     values: dict[str, Any] = {}
     for setting in settings_of(cls):
-        found = _find(setting, env=env, args=args)
+        found = _find(setting, env=env, args=args, warn=warn)
         if found is None:
             continue
         text, source = found
@@ -69,15 +84,27 @@ def load(cls: type[T], *, env: Mapping[str, str], args: Mapping[str, str | None]
 
 
 def _find(
-    setting: Setting, *, env: Mapping[str, str], args: Mapping[str, str | None]
+    setting: Setting,
+    *,
+    env: Mapping[str, str],
+    args: Mapping[str, str | None],
+    warn: Callable[[str], None],
 ) -> tuple[str, str] | None:
     text = args.get(setting.name)
     if text is not None:
         return text, ""
     for name in setting.env_names:
         # An empty variable is how a compose file says "not set".
-        if env.get(name):
-            return env[name], f" (from {name})"
+        value = env.get(name)
+        if not value:
+            continue
+        if name.endswith("_PORT") and _SERVICE_LINK.fullmatch(value):
+            warn(
+                f"{name}={value} was set by the cluster (a service link) and is not a setting: ignored. "
+                "`enableServiceLinks: false` in the pod's spec keeps it out"
+            )
+            continue
+        return value, f" (from {name})"
     return None
 
 

@@ -96,3 +96,19 @@ def test_tgi_names_are_accepted() -> None:
     assert config.max_batch_prefill_tokens == 128
     assert config.waiting_served_ratio == 1.2
     assert config.prefix_caching is False
+
+
+def test_a_port_that_a_cluster_injects_is_passed_over_with_a_warning() -> None:
+    warnings: list[str] = []
+    env = {"QUIRE_PORT": "tcp://10.96.0.7:8000", "PORT": "9000"}
+    assert load(RouterConfig, env=env, args={}, warn=warnings.append).port == 9000
+    assert len(warnings) == 1
+    assert "QUIRE_PORT=tcp://10.96.0.7:8000" in warnings[0]
+    assert "enableServiceLinks" in warnings[0]
+    assert load(RouterConfig, env=env, args={"port": "7"}, warn=warnings.append).port == 7
+    assert len(warnings) == 1, "the command line decides before the environment is asked"
+
+
+def test_a_port_that_a_person_got_wrong_is_still_an_error() -> None:
+    with pytest.raises(ConfigError, match="--port is '10.0.0.1:8000'"):
+        load(RouterConfig, env={"QUIRE_PORT": "10.0.0.1:8000"}, args={})
