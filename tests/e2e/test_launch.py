@@ -7,19 +7,20 @@ import signal
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.e2e.conftest import FAKE
 from tests.e2e.serving import Server, StartServer
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 
 def _gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow)])
 def test_a_signal_ends_all_processes_with_exit_code_0(
     start_server: StartServer, number: signal.Signals
 ) -> None:
@@ -31,6 +32,7 @@ def test_a_signal_ends_all_processes_with_exit_code_0(
     assert "Traceback" not in server.log_text()
 
 
+@slow
 def test_children_die_with_a_launcher_that_is_killed(start_server: StartServer) -> None:
     server = start_server(flags=FAKE)
     waits = [os.pidfd_open(pid) for pid in server.pids()]
@@ -44,6 +46,7 @@ def test_children_die_with_a_launcher_that_is_killed(start_server: StartServer) 
         os.close(fd)
 
 
+@slow
 def test_a_taken_port_is_told_before_anything_starts(start_server: StartServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -53,6 +56,7 @@ def test_a_taken_port_is_told_before_anything_starts(start_server: StartServer) 
     assert "starting" not in server.log_text()
 
 
+@slow
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
@@ -71,6 +75,7 @@ def test_a_mistake_is_one_line(
     assert "Traceback" not in server.log_text()
 
 
+@slow
 def test_a_worker_that_cannot_start_fails_the_start_with_its_cause(start_server: StartServer) -> None:
     server = start_server(flags=(*FAKE, "--fake-n-blocks=2", "--block-size=1"), wait=False)
     # One block of one token holds no prompt and answer.
@@ -80,6 +85,7 @@ def test_a_worker_that_cannot_start_fails_the_start_with_its_cause(start_server:
     assert "Traceback" not in server.log_text()
 
 
+@slow
 def test_a_worker_that_dies_is_started_again(start_server: StartServer) -> None:
     server = start_server(flags=FAKE)
     before = server.pids("worker")
@@ -95,5 +101,5 @@ def test_a_worker_that_dies_is_started_again(start_server: StartServer) -> None:
     assert server.end() == 0
 
 
-def _complete(server: Server):  # type: ignore[no-untyped-def]  # httpx.Response
+def _complete(server: Server) -> httpx.Response:
     return server.post("/v1/completions", {"model": "smollm2", "prompt": [5, 6, 7], "max_tokens": 4})

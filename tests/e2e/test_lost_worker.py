@@ -15,8 +15,6 @@ import pytest
 from tests.e2e.conftest import FAKE
 from tests.e2e.serving import Server, StartServer
 
-pytestmark = pytest.mark.slow
-
 Body = dict[str, Any]
 
 STORY = "Once upon a time, in a small town by the sea, there lived a"
@@ -86,6 +84,7 @@ def _disturbed(server: Server, body: Body, *, after: int) -> list[Body]:
     return events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_the_default_model_goes_on_elsewhere(start_server: StartServer, body: Body) -> None:
     server = start_server(workers=2)
@@ -104,6 +103,7 @@ def test_a_fake_worker_goes_on_elsewhere(start_server: StartServer) -> None:
     assert server.get("/metrics").text.count("quire_replicas_lost_total 1.0") == 1
 
 
+@pytest.mark.slow
 def test_with_one_worker_the_answer_waits_for_its_successor(start_server: StartServer) -> None:
     server = start_server(workers=1, flags=FAKE)
     body = {"prompt": [5, 6, 7], "max_tokens": 200, "temperature": 0, "ignore_eos": True}
