@@ -110,5 +110,5 @@ def test_a_port_that_a_cluster_injects_is_passed_over_with_a_warning() -> None:
 
 
 def test_a_port_that_a_person_got_wrong_is_still_an_error() -> None:
-    with pytest.raises(ConfigError, match="--port is '10.0.0.1:8000'"):
+    with pytest.raises(ConfigError, match=r"--port is '10\.0\.0\.1:8000'"):
         load(RouterConfig, env={"QUIRE_PORT": "10.0.0.1:8000"}, args={})
