@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import select
 import signal
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 
 from proto.codec import unpack_i32
 from proto.status import RUN_END_KEY
@@ -21,6 +24,7 @@ from proto.worker_pb2 import DescribeRequest, HealthRequest
 from proto.worker_pb2_grpc import WorkerStub
 from tests.worker.steps import admit, opening, step
 from worker.config import WorkerConfig
+from worker.logs import configure_logs
 from worker.main import ExitCode, run_worker, write_port_file
 
 WAIT_S = 30.0
@@ -28,6 +32,7 @@ _CHILD = """
 import sys
 from dataclasses import replace
 from worker.config import WorkerConfig
+from worker.logs import configure_logs
 from worker.main import run_worker
 config = WorkerConfig(model="", attention="fake", **eval(sys.argv[1]))
 def ready():
@@ -135,11 +140,29 @@ def test_the_port_file_is_written_in_one_piece(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "port"]
 
 
+def test_a_log_that_nobody_can_read_any_more_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    configure_logs(log_format="json", log_level="info")
+    try:
+        log = structlog.get_logger()
+        closed = io.StringIO()
+        closed.close()
+        monkeypatch.setattr(sys, "stderr", closed)
+        log.info("lost")
+        heard = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", heard)
+        log.info("found", n=1)
+    finally:
+        structlog.reset_defaults()
+    line = json.loads(heard.getvalue())
+    assert (line["event"], line["n"], line["level"]) == ("found", 1, "info")
+
+
 def _run_here(config: WorkerConfig) -> int:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         return run_worker(config)
     finally:
+        structlog.reset_defaults()
         for number, handler in before.items():
             signal.signal(number, handler)
 
