@@ -72,7 +72,13 @@ class PlainPrefill:
         pass
 
     def run(
-        self, layer: int, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor, *, scale: float
+        self,
+        layer: int,
+        q: torch.Tensor,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+        *,
+        scale: float,
     ) -> None:
         at, page_at = 0, 0
         window = self.spec.sliding_windows[layer] if self.spec.sliding_windows else None

@@ -68,14 +68,19 @@ def test_general_sampling_and_logprobs(tmp_path: Path, simulated_cuda: None) -> 
         Sampling(prompt_logprobs=3),
         Sampling(temperature=1.0, seed=5, typical_p=0.8),
     )
-    cpu, gpu = Driver(make_cpu_runner(checkpoint), chunk=12), Driver(simulated.make_runner(weights, block_size=4), chunk=12)
+    cpu, gpu = (
+        Driver(make_cpu_runner(checkpoint), chunk=12),
+        Driver(simulated.make_runner(weights, block_size=4), chunk=12),
+    )
     assert gpu.run(requests(5, samplings)) == cpu.run(requests(5, samplings))
     for ours, theirs in zip(gpu.results, cpu.results, strict=True):
         assert (ours.logprobs is None) == (theirs.logprobs is None)
         if ours.logprobs is not None and theirs.logprobs is not None:
             np.testing.assert_allclose(ours.logprobs.chosen, theirs.logprobs.chosen, atol=1e-4)
             np.testing.assert_array_equal(ours.logprobs.top_ids, theirs.logprobs.top_ids)
-        assert [part.start for part in ours.prompt_logprobs] == [part.start for part in theirs.prompt_logprobs]
+        assert [part.start for part in ours.prompt_logprobs] == [
+            part.start for part in theirs.prompt_logprobs
+        ]
         for mine, other in zip(ours.prompt_logprobs, theirs.prompt_logprobs, strict=True):
             np.testing.assert_allclose(
                 np.frombuffer(mine.chosen, np.float32), np.frombuffer(other.chosen, np.float32), atol=1e-4

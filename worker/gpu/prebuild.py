@@ -2,17 +2,21 @@
 
     python -m worker.gpu.prebuild --arch 9.0a --head-dim 64,128
 
-The libraries land in FlashInfer's cache (`$FLASHINFER_WORKSPACE_BASE/.cache/flashinfer`, by default in the home
-folder) and are found there by the worker. No GPU is needed, only nvcc and a stub of libcuda.
+The libraries are installed where FlashInfer looks for ready-made ones, inside its own package, and are then loaded
+without a compiler. `--archive` also writes them into a tar file, and `--from` installs such a file instead of
+compiling. No GPU is needed, only nvcc and a stub of libcuda.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -68,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bfloat16", help="comma-separated: bfloat16, float16")
     parser.add_argument("--kv-cache-dtype", default="auto", help="comma-separated: auto, fp8_e4m3, fp8_e5m2")
     parser.add_argument("--sliding-window", action="store_true", help="also the variants with a window")
+    parser.add_argument("--archive", type=Path, help="write the libraries into this .tgz as well")
+    parser.add_argument("--from", dest="source", type=Path, help="install this archive; compile nothing")
     args = parser.parse_args(argv)
     archs = args.arch.split(",")
     # FlashInfer reads it once, at import.
@@ -77,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"prebuild needs flashinfer and torch ({error}): pip install 'quire[gpu]'", file=sys.stderr)
         return 2
-    wanted = []
+    if args.source is not None:
+        return _install_archive(args.source)
+    wanted: list[Any] = []
     for arch in archs:
         for spec in specs(
             arch=arch,
@@ -94,7 +102,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         flush=True,
     )
     build_jit_specs(wanted, verbose=False, skip_prebuilt=True)
+    for spec in wanted:
+        if spec.jit_library_path.exists():
+            spec.aot_path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(spec.jit_library_path, spec.aot_path)
+    if args.archive is not None:
+        with tarfile.open(args.archive, "w:gz") as archive:
+            for spec in wanted:
+                archive.add(spec.aot_path, arcname=f"{spec.name}/{spec.aot_path.name}")
     print(f"done in {time.monotonic() - started:.0f} s", flush=True)
+    return 0
+
+
+def _install_archive(source: Path) -> int:
+    from flashinfer.jit import env
+
+    target = Path(env.FLASHINFER_AOT_DIR)
+    target.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(source) as archive:
+        archive.extractall(target, filter="data")
+        names = archive.getnames()
+    print(f"installed {len(names)} libraries into {target}")
     return 0
 
 

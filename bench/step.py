@@ -1,0 +1,295 @@
+"""Time the bare engine step on a GPU, by rows and context, against the memory floor.
+
+    python -m bench.step --out bench/results/step-h200.json
+
+Weights are random, of the Llama-3.1-8B shape (or of `--model`'s config). Each decode case replays steps as the engine
+does: the next one is launched while one runs, results are collected behind it. The floor is the bytes that a step
+must read (weights and KV) over the measured copy bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worker.gpu.core import GpuCore, Launched
+    from worker.models.spec import ModelSpec
+    from worker.runner import StepBatch
+
+DECODE_CASES = (
+    (1, 256), (8, 640), (16, 1152), (32, 1152), (64, 640), (64, 2240), (128, 640), (256, 640), (4, 30000),
+)  # fmt: skip
+PREFILL_CASES = (
+    (0, (128,)),
+    (0, (512,)),
+    (0, (1024,)),
+    (0, (4096,)),
+    (0, (512,) * 8),
+    (16, (256,)),
+    (16, (1024,)),
+    (240, (512,) * 4),
+)
+"""(decode rows of 640 tokens, prompts)"""
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+def copy_bandwidth_tb_s() -> float:
+    """Device copy, bytes read plus bytes written."""
+    import torch
+
+    a = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+    b = torch.empty_like(a)
+    times = []
+    for _ in range(6):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        b.copy_(a)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return 2 * a.nbytes / statistics.median(times) / 1e9
+
+
+def make_core(
+    spec: ModelSpec,
+    *,
+    block_size: int,
+    n_kv_tokens: int,
+    max_context: int,
+    max_prefill: int,
+    graph_sizes: tuple[int, ...],
+) -> GpuCore:
+    import torch
+
+    from worker.gpu.buffers import make_buffers
+    from worker.gpu.cache import PagedCache
+    from worker.gpu.choices import decode_splits
+    from worker.gpu.core import CoreShape, GpuCore
+    from worker.gpu.device import find_gpu
+    from worker.weights import dummy_weights
+
+    gpu = find_gpu()
+    shape = CoreShape(
+        max_rows=256,
+        max_step_tokens=max_prefill + 256,
+        max_context=max_context,
+        block_size=block_size,
+        graph_sizes=graph_sizes,
+    )
+    buffers = make_buffers(
+        spec,
+        max_tokens=shape.max_step_tokens,
+        max_rows=shape.max_rows,
+        n_programs=max(
+            size * spec.n_kv_heads * decode_splits(rows=size, n_kv_heads=spec.n_kv_heads, n_sms=gpu.n_sms)
+            for size in range(1, 257)
+        ),
+        dtype=torch.bfloat16,
+        device=gpu.device,
+    )
+    cache = PagedCache(
+        spec,
+        n_blocks=n_kv_tokens // block_size + 1,
+        block_size=block_size,
+        dtype=torch.bfloat16,
+        device=gpu.device,
+    )
+    # Not zeros: they would run faster than real data.
+    cache.data.normal_()
+    weights = dummy_weights(spec, device=gpu.device, dtype=torch.bfloat16)
+    return GpuCore(weights, gpu=gpu, shape=shape, buffers=buffers, cache=cache, dtype=torch.bfloat16)
+
+
+def run_steps(core: GpuCore, batch: StepBatch, *, n_steps: int, allow_graph: bool) -> dict[str, float]:
+    """Steps as the engine runs them: two in flight. Medians in ms; idle is the device's between steps."""
+    import torch
+
+    in_flight: deque[Launched] = deque()
+    step_ms: list[float] = []
+    idle_ms: list[float] = []
+    launch_ms: list[float] = []
+
+    def collect() -> None:
+        launched = in_flight.popleft()
+        launched.copied.synchronize()
+        step_ms.append(launched.started.elapsed_time(launched.ended))
+        if launched.before is not None:
+            idle_ms.append(launched.before.elapsed_time(launched.started))
+
+    torch.cuda.synchronize()
+    wall = 0.0
+    with torch.inference_mode(), torch.cuda.stream(core.stream):
+        for index in range(n_steps):
+            if index == n_steps // 3:
+                wall = time.perf_counter()
+            started = time.perf_counter()
+            launched = core.launch(batch, allow_graph=allow_graph)
+            core.copy_out(launched)
+            launch_ms.append((time.perf_counter() - started) * 1000)
+            in_flight.append(launched)
+            if len(in_flight) == 2:
+                collect()
+        while in_flight:
+            collect()
+    wall_ms = (time.perf_counter() - wall) * 1000 / (n_steps - n_steps // 3)
+    core.reset()
+    skip = n_steps // 3
+    return {
+        "step_ms": statistics.median(step_ms[skip:]),
+        "wall_ms": wall_ms,
+        "idle_ms": statistics.median(idle_ms[skip:]),
+        "launch_ms": statistics.median(launch_ms[skip:]),
+    }
+
+
+def kernel_profile(core: GpuCore, batch: StepBatch) -> list[tuple[str, int, float]]:
+    """(kernel, launches, total µs) of one steady step, the costliest first."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with torch.inference_mode(), torch.cuda.stream(core.stream):
+        for _ in range(2):
+            core.copy_out(core.launch(batch))
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as prof:
+            core.copy_out(core.launch(batch))
+            torch.cuda.synchronize()
+    core.reset()
+    rows = [(event.key, event.count, float(event.self_device_time_total)) for event in prof.key_averages()]
+    return sorted((row for row in rows if row[2] > 0), key=lambda row: -row[2])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--n-layers", type=int, help="fewer layers, for a quick look")
+    parser.add_argument("--prefill", action="store_true", help="also steps with prompts")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--profile", action="store_true", help="kernels of one step at 1, 64 and 256 rows")
+    args = parser.parse_args(argv)
+    import torch
+
+    from worker.gpu.warmup import make_batch
+    from worker.models.config import spec_from_config
+
+    spec = spec_from_config(LLAMA_8B)
+    if args.n_layers:
+        spec = replace(spec, n_layers=args.n_layers)
+    sizes = tuple(sorted({rows for rows, _ in DECODE_CASES}))
+    bandwidth = copy_bandwidth_tb_s()
+    started = time.perf_counter()
+    core = make_core(
+        spec,
+        block_size=args.block_size,
+        n_kv_tokens=180_000,
+        max_context=32768,
+        max_prefill=8192,
+        graph_sizes=sizes,
+    )
+    torch.cuda.synchronize()
+    made_s = time.perf_counter() - started
+    if not args.eager:
+        core.capture_graphs()
+        assert core.graphs is not None
+        print(
+            f"weights and cache {made_s:.1f} s, {len(sizes)} graphs captured in {core.graphs.seconds:.1f} s",
+            flush=True,
+        )
+    layer_elements = (
+        (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim * spec.hidden_size
+        + spec.n_heads * spec.head_dim * spec.hidden_size
+        + 3 * spec.intermediate_size * spec.hidden_size
+    )
+    weight_bytes = 2 * (spec.n_layers * layer_elements + spec.vocab_size * spec.hidden_size)
+    kv_bytes = spec.n_layers * 2 * spec.n_kv_heads * spec.head_dim * 2
+    results: list[dict[str, Any]] = []
+    n_blocks = core.cache.n_blocks
+    print(
+        f"copy bandwidth {bandwidth:.2f} TB/s\n| rows × context | step ms | floor ms | idle ms | wall ms | host launch ms |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
+    for rows, context in DECODE_CASES:
+        batch = make_batch(core.shape, n_decode=rows, decode_len=context, chunk_lens=[], n_blocks=n_blocks)
+        timing = run_steps(core, batch, n_steps=args.steps, allow_graph=not args.eager)
+        floor = (weight_bytes + kv_bytes * rows * context) / bandwidth / 1e9
+        results.append({"rows": rows, "context": context, "floor_ms": floor, **timing})
+        print(
+            f"| {rows} × {context} | {timing['step_ms']:.2f} | {floor:.2f} | {timing['idle_ms']:.3f} | "
+            f"{timing['wall_ms']:.2f} | {timing['launch_ms']:.2f} |",
+            flush=True,
+        )
+    if args.prefill:
+        for n_decode, chunks in PREFILL_CASES:
+            batch = make_batch(
+                core.shape, n_decode=n_decode, decode_len=640, chunk_lens=list(chunks), n_blocks=n_blocks
+            )
+            timing = run_steps(core, batch, n_steps=12, allow_graph=False)
+            results.append({"rows": n_decode, "prompts": list(chunks), **timing})
+            print(
+                f"| {n_decode} + prompts {chunks[0]} × {len(chunks)} | {timing['step_ms']:.2f} | | "
+                f"{timing['idle_ms']:.3f} | {timing['wall_ms']:.2f} | {timing['launch_ms']:.2f} |",
+                flush=True,
+            )
+    profiles: dict[str, Any] = {}
+    if args.profile:
+        for rows, context in ((1, 256), (64, 640), (256, 640)):
+            batch = make_batch(
+                core.shape, n_decode=rows, decode_len=context, chunk_lens=[], n_blocks=n_blocks
+            )
+            profiles[f"{rows}x{context}"] = kernel_profile(core, batch)
+            print(f"\n{rows} × {context}:")
+            for name, count, us in profiles[f"{rows}x{context}"][:12]:
+                print(f"  {us:9.1f} µs  {count:4d} ×  {us / count:7.2f}  {name[:90]}", flush=True)
+    if args.out is not None:
+        args.out.write_text(
+            json.dumps(
+                {
+                    "device": torch.cuda.get_device_name(),
+                    "torch": torch.__version__,
+                    "cuda": torch.version.cuda,
+                    "command": " ".join(sys.argv),
+                    "block_size": args.block_size,
+                    "copy_tb_s": bandwidth,
+                    "results": results,
+                    "profiles": profiles,
+                },
+                indent=1,
+            )
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
