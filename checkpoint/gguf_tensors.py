@@ -56,8 +56,9 @@ class GgufTensors:
             n_kv_heads = int(header.metadata.get(f"{architecture}.attention.head_count_kv") or n_heads)
             self._heads = {"q_proj": n_heads, "k_proj": n_kv_heads}
 
-    def names(self) -> set[str]:
-        return set(self._infos)
+    def names(self) -> list[str]:
+        """In the file's order."""
+        return list(self._infos)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """In torch's order: rows first."""
