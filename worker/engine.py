@@ -30,6 +30,8 @@ _POLL_S = 0.0001
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
+    ready: bool
+    """Neither failed nor stopping."""
     running: bool
     last_seq: int
     stalled_us: int
@@ -142,6 +144,7 @@ class Engine:
         )
         stalled_s = self._clock() - self._progress_at if has_work else 0.0
         return EngineHealth(
+            ready=not self._error and not self._stopping,
             running=run is not None and run.is_open,
             last_seq=self._last_seq,
             stalled_us=max(0, round(stalled_s * 1e6)),

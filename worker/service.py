@@ -92,7 +92,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Health(self, request: HealthRequest, context: Any) -> HealthResponse:  # noqa: N802
         health = self._engine.health()
         return HealthResponse(
-            ready=not health.error,
+            ready=health.ready,
             running=health.running,
             last_seq=health.last_seq,
             stalled_us=health.stalled_us,

@@ -215,7 +215,9 @@ def test_stopping_reports_the_running_step_first(make_engine: MakeEngine) -> Non
     engine.submit(listener.run, first())
     engine.submit(listener.run, step(2, n_decode=1))
     runner.expect("reset", "launch 1", "collect 1")
+    assert engine.health().ready
     assert not engine.stop(timeout_s=0)
+    assert not engine.health().ready
     assert listener.results.empty()
     runner.release(1)
     assert listener.result().seq == 1

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from checkpoint.checkpoint import Checkpoint
 from proto.codec import pack_f32, pack_i32, unpack_f32, unpack_i32
 from proto.worker_pb2 import Admit, RowError, Sampling, Step
 from settings.errors import ConfigError
@@ -312,6 +315,25 @@ def test_settings_make_the_runner() -> None:
         make_fake_runner(WorkerConfig(model="", attention="fake", block_size=8, max_batch_total_tokens=7))
     with pytest.raises(ValueError, match="needs 20 tokens"):
         FakeVocab(size=N_TOP, eos_token_ids=(0,))
+
+
+def test_a_checkpoint_lends_its_vocabulary_and_limits() -> None:
+    checkpoint = Checkpoint(
+        name="tiny",
+        path=Path("/models/tiny"),
+        kind="safetensors",
+        config={},
+        eos_token_ids=(7, 9),
+        bos_token_id=None,
+        max_context=64,
+        vocab_size=512,
+        fingerprint="abc",
+    )
+    runner = make_fake_runner(WorkerConfig(model="tiny", attention="fake", max_total_tokens=100), checkpoint)
+    made = runner.capacity
+    assert (made.model_id, made.model_hash, made.model_path) == ("tiny", "abc", "/models/tiny")
+    assert (made.vocab_size, made.eos_token_ids, made.max_context) == (512, (7, 9), 64)
+    assert runner.vocab == FakeVocab(size=512, eos_token_ids=(7, 9))
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
