@@ -38,6 +38,9 @@ def make_runner(config: WorkerConfig) -> Runner:
         from worker.gpu.start import make_gpu_runner
 
         return make_gpu_runner(config, checkpoint)
+    from worker.openmp import set_wait_policy
+
+    set_wait_policy()
     from worker.cpu_runner import make_cpu_runner
 
     return make_cpu_runner(config, checkpoint)

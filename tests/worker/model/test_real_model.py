@@ -46,7 +46,7 @@ def test_greedy_text_equals_transformers(
         max_batch_size=together,
         max_batch_prefill_tokens=8192,
         max_batch_total_tokens=40_000,
-        threads=0,
+        threads=1,
     )
     for start in range(0, len(cases), together):
         part = cases[start : start + together]
