@@ -13,7 +13,7 @@ import numpy as np
 from proto.codec import pack_i32
 from proto.worker_pb2 import Admit, Step
 from router.budget import AnswerLengths
-from router.placement import Prospect, cheapest, fits, prospect
+from router.placement import ROW_COST_TOKENS, Prospect, cheapest, fits, prospect
 from router.plan import StepPlan
 from router.queue import RequestQueue
 from router.replica_state import InFlight, ReplicaState
@@ -21,7 +21,7 @@ from router.request import Request, RequestState
 
 MAX_SCANNED = 256
 """Waiting requests that one composition looks at."""
-MAX_BLOCKED = 16
+MAX_BLOCKED = 8
 """Waiting requests that did not fit, after which one composition looks no further."""
 
 
@@ -37,6 +37,14 @@ class PolicyLimits:
     prefix_caching: bool
     max_passes: int
     """How often a request that does not fit may be passed by smaller ones behind it."""
+
+
+@dataclass(slots=True)
+class Left:
+    """What one composition has left to another replica so far."""
+
+    n_rows: int = 0
+    cost: float = 0.0
 
 
 @dataclass(slots=True)
@@ -60,6 +68,9 @@ class Policy:
         self._queue = queue
         self._lengths = lengths
         self._hooks = hooks
+        self._in_vain: dict[int, object] = {}
+        """By replica: what queue and replicas were like when nothing that waits fitted. Steps only make it
+        tighter, so it is not tried again before one of them changes."""
 
     def compose(self, rs: ReplicaState, *, replicas: Iterable[ReplicaState], now: float) -> Step | None:
         """The next step for this replica; None when its window is full or nothing is to be computed."""
@@ -101,6 +112,7 @@ class Policy:
             rs.decoding[row] = False
             rs.leased[row] = False
             rs.draining.add(row)
+            rs.version += 1
             rs.evict(row)
 
     def _grow(self, rs: ReplicaState, plan: StepPlan) -> None:
@@ -176,32 +188,45 @@ class Policy:
         now: float,
     ) -> None:
         candidates = [other for other in replicas if other.alive]
+        seen = (self._queue.version, [(r.replica_id, r.version, r.suspect, r.probing) for r in candidates])
+        if self._in_vain.get(rs.replica_id) == seen:
+            return
         blocked: list[Request] = []
-        n_scanned = 0
+        left: dict[int, Left] = {}
+        n_scanned = n_left = 0
         for request in self._queue:
             if request.wait is not None and request.wait.holds:
+                n_left += 1
                 continue
             # Prompts that run already go before waiting ones of the same class or a later one.
             while running and running[0].priority <= request.priority:
                 self._continue(rs, plan, running.pop(0), most=most)
-            if plan.n_prefill_tokens >= most or n_scanned >= MAX_SCANNED or len(blocked) > MAX_BLOCKED:
+            if len(blocked) >= MAX_BLOCKED:
+                break
+            if plan.n_prefill_tokens >= most or n_scanned >= MAX_SCANNED:
                 return
-            if rs.n_free_rows < 1 and not self._outranks(rs, plan, request):
+            if rs.n_free_rows < 1 and not self._outranks(rs, request):
                 return
             n_scanned += 1
             request.wait = None
-            best = self._place(request, candidates)
+            best = self._place(request, candidates, left)
             if best is None and self._make_way(rs, plan, request):
-                best = self._place(request, [rs])
+                best = self._place(request, [rs], left)
             if best is not None and best.wait is not None:
                 request.wait = best.wait
+                n_left += 1
                 continue
             if best is not None and best.replica is not rs:
+                n_left += 1
+                # The next one should know that this one goes there.
+                other = left.setdefault(best.replica.replica_id, Left())
+                other.n_rows += 1
+                other.cost += len(request.tokens) - best.n_cached + ROW_COST_TOKENS
                 continue
             if best is None or not self._admit(rs, plan, request, best, most=most, now=now):
                 blocked.append(request)
                 if request.n_passed >= self.limits.max_passes:
-                    return
+                    break
                 continue
             for passed in blocked:
                 passed.n_passed += 1
@@ -209,23 +234,33 @@ class Policy:
                 return
             if rs.probing:
                 return
+        if blocked and not n_left and not plan.admits and not running and not rs.prefill:
+            self._in_vain[rs.replica_id] = seen
 
-    def _place(self, request: Request, candidates: Iterable[ReplicaState]) -> Prospect | None:
+    def _place(
+        self, request: Request, candidates: list[ReplicaState], left: dict[int, Left]
+    ) -> Prospect | None:
+        """Where it should run, None when it fits nowhere. `left`: what this composition leaves to others."""
         offers = []
-        candidates = list(candidates)
         # A request that has seen a loss is no good probe: it may be the cause, and a second loss ends it.
         proven = request.n_deaths > 0 and any(not rs.probing and not rs.suspect for rs in candidates)
         for rs in candidates:
             if rs.suspect or (rs.probing and (rs.n_running or proven)):
                 continue
             offer = prospect(rs, request, prefix_caching=self.limits.prefix_caching)
+            taken = left.get(rs.replica_id)
+            if taken is not None:
+                if taken.n_rows >= rs.n_free_rows:
+                    continue
+                offer.cost += taken.cost
             if offer.wait is not None or fits(rs, request, n_cached=offer.n_cached, lengths=self._lengths):
                 offers.append(offer)
         return cheapest(offers, tie_break=request.tie_break) if offers else None
 
-    def _outranks(self, rs: ReplicaState, plan: StepPlan, request: Request) -> bool:
-        worst = rs.worst(but=plan.chunk_rows)
-        return worst is not None and _request(rs, worst).priority > request.priority
+    @staticmethod
+    def _outranks(rs: ReplicaState, request: Request) -> bool:
+        """Whether a row of a later priority class runs."""
+        return bool((rs.priority[rs.leased] > request.priority).any())
 
     def _make_way(self, rs: ReplicaState, plan: StepPlan, request: Request) -> bool:
         """Preempt rows of a later priority class, the fewest that let the request in. Whether any were."""

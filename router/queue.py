@@ -15,6 +15,8 @@ class RequestQueue:
     def __init__(self) -> None:
         self._keys: list[tuple[int, int]] = []
         self._items: list[Request] = []
+        self.version = 0
+        """Changes with every push and removal."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -31,6 +33,7 @@ class RequestQueue:
         at = bisect.bisect_left(self._keys, request.key)
         if at < len(self._keys) and self._keys[at] == request.key:
             raise AssertionError(f"request {request.conn}/{request.id} is already queued")
+        self.version += 1
         self._keys.insert(at, request.key)
         self._items.insert(at, request)
 
@@ -38,6 +41,7 @@ class RequestQueue:
         at = bisect.bisect_left(self._keys, request.key)
         if at >= len(self._items) or self._items[at] is not request:
             raise AssertionError(f"request {request.conn}/{request.id} is not queued")
+        self.version += 1
         del self._keys[at]
         del self._items[at]
 

@@ -149,6 +149,8 @@ class ReplicaLink:
         self._n_unreached = 0
         """Attempts in a row that never became one."""
         self._said = ""
+        self._heard_s = 0.0
+        """When the worker last gave a sign of life."""
 
     def send(self, step: Step) -> None:
         """Queues a step for the live session."""
@@ -290,33 +292,34 @@ class ReplicaLink:
                 raise await self._end_of(call) from None
             if result is grpc.aio.EOF:
                 raise await self._end_of(call)
+            self._heard_s = self._clock()
             self._owner.link_result(self, result)
 
     async def _watch(self, stub: Any) -> None:
         """Asks for the worker's health; a silent or stuck one is lost."""
         timing = self._timing
-        answered_s = self._clock()
+        self._heard_s = self._clock()
         suspect = False
         while True:
             await asyncio.sleep(timing.health_interval_s)
-            left_s = max(0.01, answered_s + timing.health_timeout_s - self._clock())
+            left_s = max(0.01, self._heard_s + timing.health_timeout_s - self._clock())
+            patience_s = min(left_s, max(timing.health_interval_s, 0.2))
             try:
-                health = await stub.Health(
-                    HealthRequest(), timeout=min(left_s, max(timing.health_interval_s, 0.2))
-                )
+                health = await stub.Health(HealthRequest(), timeout=patience_s)
             except grpc.aio.AioRpcError as error:
-                silent_s = self._clock() - answered_s
+                silent_s = self._clock() - self._heard_s
                 if silent_s >= timing.health_timeout_s:
                     raise LostError(
                         f"no answer for {silent_s:.1f} s (--health-timeout-s {timing.health_timeout_s:g}): "
                         f"{_cause(error)}",
                         Loss.SILENT,
                     ) from None
-                if not suspect:
+                # A result that came meanwhile is a sign of life as well.
+                if not suspect and silent_s >= patience_s:
                     suspect = True
                     self._owner.link_suspect(self, True)
                 continue
-            answered_s = self._clock()
+            self._heard_s = self._clock()
             if health.stalled_us > timing.stall_timeout_s * 1e6:
                 raise LostError(
                     f"no progress for {health.stalled_us / 1e6:.1f} s (--stall-timeout-s "

@@ -72,6 +72,7 @@ class ReplicaState:
         """KV positions that steps sent so far (the one being composed included) write or found cached."""
         self.target: I32 = np.zeros(n, dtype=np.int32)
         """Known tokens at admission: prefill ends there."""
+        self.priority: I64 = np.zeros(n, dtype=np.int64)
         self.n_prompt: I32 = np.zeros(n, dtype=np.int32)
         self.end_len: I32 = np.zeros(n, dtype=np.int32)
         self.room: I32 = np.zeros(n, dtype=np.int32)
@@ -108,6 +109,8 @@ class ReplicaState:
         self.n_quiet = 0
         self.may_be_dirty = False
         """Whether blocks were ever invalidated, so that fresh ones have to be asked for."""
+        self.version = 0
+        """Changes when a request comes, goes or needs its place no more."""
         self.steps_since_admit = 0
         self.last_step_us = 0
         self.idle_us = 0
@@ -153,12 +156,14 @@ class ReplicaState:
     def attach(self, request: Request, lease: Lease) -> int:
         """Give the request a row. Its lease covers its known tokens."""
         row = self.free_rows.pop()
+        self.version += 1
         n_known = len(request.tokens)
         self.tokens[row, :n_known] = request.tokens
         self.n_committed[row] = n_known
         self.n_scheduled[row] = lease.n_cached
         self.target[row] = n_known
         self.n_prompt[row] = request.n_prompt
+        self.priority[row] = request.priority
         self.end_len[row] = request.end_len
         self.room[row] = lease.n_blocks * self.shape.block_size
         self.n_cached[row] = lease.n_cached
@@ -187,6 +192,7 @@ class ReplicaState:
         results still to come are dropped by epoch. Its known tokens return to the request."""
         request = self.requests[row]
         assert request is not None
+        self.version += 1
         self.release_lease(row)
         request.tokens = self.tokens[row, : int(self.n_committed[row])].copy()
         request.last_token_s = float(self.last_token_s[row])

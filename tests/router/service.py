@@ -21,7 +21,7 @@ LIMIT_S = 20.0
 
 QUICK = {
     "health_interval_s": 0.05,
-    "health_timeout_s": 0.4,
+    "health_timeout_s": 3.0,
     "connect_timeout_s": 1.0,
     "max_backoff_s": 0.2,
     "resolve_interval_s": 0.05,

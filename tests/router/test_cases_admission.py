@@ -231,7 +231,7 @@ def test_a_large_request_is_passed_a_bounded_number_of_times(passes: int) -> Non
 def test_requests_leave_nothing_behind() -> None:
     """TGI #801, SGLang #6914: memory is flat over many short requests."""
     sim = Sim(check=False, block_size=16, max_batch_size=8, fake_n_blocks=65)
-    n_rounds = 50_000 // 20 if FULL else 60
+    n_rounds = 50_000 // 20 if FULL else 30
 
     def round_of_requests(seed: int) -> None:
         for i in range(20):
@@ -241,10 +241,10 @@ def test_requests_leave_nothing_behind() -> None:
         sim.events.clear()
         sim.replicas[0].runner.step_sizes.clear()
 
-    for i in range(60):
+    for i in range(60 if FULL else 20):
         round_of_requests(i)
     tracemalloc.start()
-    for i in range(20):
+    for i in range(10):
         round_of_requests(i)
     before = tracemalloc.get_traced_memory()[0]
     for i in range(n_rounds):

@@ -97,7 +97,10 @@ async def test_a_cut_connection_never_hits_stale_blocks() -> None:
 
 async def test_a_stopped_worker_turns_readiness_off_and_comes_back() -> None:
     """vLLM #39863: in bounded time; the streams go on after it continues."""
-    async with fake_worker(fake_strict=True, fake_step_ms=1.0) as worker, scheduler(worker.address) as s:
+    async with (
+        fake_worker(fake_strict=True, fake_step_ms=1.0) as worker,
+        scheduler(worker.address, health_timeout_s=0.5) as s,
+    ):
         client = LocalClient(s)
         answer = await ask(client, text(10, seed=1), n_new=150)
         await answer.has(5)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from router.placement import Prospect, cheapest
+from tests.router.sim import Sim, text
+
+
+def where(sim: Sim, request_id: int) -> int:
+    rs = sim.core._requests[1, request_id].replica
+    assert rs is not None
+    return rs.replica_id
+
+
+def test_a_prompt_goes_where_its_prefix_is() -> None:
+    sim = Sim(n_replicas=4, block_size=16, fake_n_blocks=400, max_batch_prefill_tokens=512)
+    stems = [text(200, seed=i) for i in range(8)]
+    home = {}
+    for i, stem in enumerate(stems):
+        (a,) = sim.submit(stem, n_new=2)
+        sim.turn()
+        home[i] = where(sim, a) if (1, a) in sim.core._requests else None
+        sim.run()
+    for i, stem in enumerate(stems):
+        (a,) = sim.submit([*stem, *text(20, seed=50 + i)], n_new=5)
+        sim.turn()
+        if home[i] is not None:
+            assert where(sim, a) == home[i]
+        started = sim.answers[a].started
+        assert started is not None
+        assert started.cached_tokens >= 192
+        sim.run()
+    sim.assert_right()
+
+
+def test_equal_replicas_share_the_load() -> None:
+    sim = Sim(n_replicas=3, block_size=16, fake_n_blocks=400, max_batch_size=64)
+    for i in range(30):
+        sim.submit(text(30, seed=i), n_new=20)
+    sim.turn()
+    counts = [rs.n_running for rs in sim.core.replicas.values()]
+    assert sum(counts) > 5
+    for _ in range(10):
+        sim.turn()
+    counts = [rs.n_running for rs in sim.core.replicas.values()]
+    assert max(counts) - min(counts) <= 2
+    sim.run()
+    sim.assert_right()
+
+
+def test_load_outweighs_a_short_prefix() -> None:
+    sim = Sim(
+        n_replicas=2, block_size=16, fake_n_blocks=400, max_batch_size=64, max_batch_prefill_tokens=1024
+    )
+    stem = text(32, seed=1)
+    sim.submit(stem, n_new=1)
+    sim.turn()
+    for i in range(40):
+        sim.submit([*stem, *text(3, seed=i)], n_new=30)
+    for _ in range(4):
+        sim.turn()
+    counts = [rs.n_running for rs in sim.core.replicas.values()]
+    assert min(counts) >= 10
+    sim.run()
+    sim.assert_right()
+
+
+def test_equal_prompts_on_two_replicas_are_computed_once() -> None:
+    sim = Sim(n_replicas=2, block_size=16, fake_n_blocks=400, max_batch_size=64, fake_strict=True)
+    sim.submit(*[text(640, seed=1)] * 8, n_new=4)
+    sim.run()
+    sim.assert_right()
+    assert sim.n_prefill_tokens <= 640 + 7 * 16
+
+
+def test_a_suspect_replica_gets_nothing_new() -> None:
+    sim = Sim(n_replicas=2, block_size=16)
+    sim.core.replicas[0].suspect = True
+    for i in range(6):
+        sim.submit(text(10, seed=i), n_new=3)
+    sim.turn()
+    assert sim.core.replicas[0].n_running == 0
+    assert sim.core.replicas[1].n_running > 0
+    sim.run()
+    sim.assert_right()
+
+
+def test_waiting_for_a_prefix_ends_when_its_replica_falls_silent() -> None:
+    sim = Sim(n_replicas=2, block_size=16, max_batch_prefill_tokens=32, fake_n_blocks=100)
+    (a,) = sim.submit(text(400, seed=1), n_new=3)
+    (b,) = sim.submit(text(400, seed=1), n_new=3)
+    sim.turn()
+    if sim.core._requests[1, a].replica is None:
+        a, b = b, a
+    busy = where(sim, a)
+    waiting = sim.core._requests[1, b].wait
+    assert waiting is not None
+    assert waiting.replica.replica_id == busy
+    sim.core.replicas[busy].suspect = True
+    sim.turn()
+    assert where(sim, b) == 1 - busy
+    sim.core.replicas[busy].suspect = False
+    sim.run()
+    sim.assert_right()
+
+
+def test_the_choice_among_equals_is_the_same_for_every_replica() -> None:
+    sim = Sim(n_replicas=3)
+    offers = [Prospect(replica=rs, n_cached=0, wait=None, cost=1.0) for rs in sim.core.replicas.values()]
+    chosen = {cheapest(offers, tie_break=x / 30).replica.replica_id for x in range(30)}
+    assert chosen == {0, 1, 2}
+    assert cheapest(offers, tie_break=0.5) is cheapest(offers, tie_break=0.5)
+    offers[1].cost = 0.5
+    assert cheapest(offers, tie_break=0.99) is offers[1]
