@@ -70,7 +70,7 @@ def claim_first(found: GpuList, *, folder: Path) -> Claim:
     if not found.gpus:
         raise NoGpuError(
             f"--claim-gpu is on, but there is no NVIDIA GPU for this worker ({found.why}). A container needs "
-            "`--gpus all` (docker) or the compose profile `gpu`, and NVIDIA's container toolkit on the host; "
+            "`--gpus all` (docker) or QUIRE_DEVICE=gpu (compose), and the host NVIDIA's container toolkit; "
             "without a GPU leave --claim-gpu (QUIRE_CLAIM_GPU) off"
         )
     _make_folder(folder)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 # Containers set HOSTNAME to their own id: it never was an address to listen on.
 _NEVER = frozenset({"HOSTNAME"})
 # Kubernetes puts QUIRE_PORT=tcp://10.0.0.1:8000 into each pod beside a service called "quire".
-_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _find(
         value = env.get(name)
         if not value:
             continue
-        if name.endswith("_PORT") and _SERVICE_LINK.fullmatch(value):
+        if name.endswith("_PORT") and SERVICE_LINK.fullmatch(value):
             warn(
                 f"{name}={value} was set by the cluster (a service link) and is not a setting: ignored. "
                 "`enableServiceLinks: false` in the pod's spec keeps it out"
