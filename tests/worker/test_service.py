@@ -340,7 +340,9 @@ async def test_a_taken_port_is_named() -> None:
 
 
 async def broken(worker: FakeWorker, act: Callable[[], Any]) -> tuple[grpc.StatusCode, str, str | None]:
-    async with grpc.aio.insecure_channel(worker.address) as channel:
+    # gRPC shares connections to one address, their back-off included, unless told otherwise.
+    own = (("grpc.use_local_subchannel_pool", 1),)
+    async with grpc.aio.insecure_channel(worker.address, options=own) as channel:
         call = await opened(WorkerStub(channel))
         result = act()
         if asyncio.iscoroutine(result):
