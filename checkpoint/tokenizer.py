@@ -61,9 +61,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> I32:
         """Token ids of `text`, [n] int32. `special` adds BOS/EOS where the model's tokenizer does so."""
-        return self._finish(
-            self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids, special
-        )
+        return self.encode_batch([text], special=special)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, special: bool = True) -> list[I32]:
+        """As `encode` does each; the interpreter's lock is free meanwhile."""
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=special)
+        return [self._finish(encoding.ids, special) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | I32, *, skip_special: bool = True) -> str:
         listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)

@@ -13,7 +13,7 @@ from router.api.exchange import Exchange
 from router.api.generation import AnswerFormat, GenerationEndpoint
 from router.api.grammar import grammar_of
 from router.api.job import Job
-from router.api.limits import check_prompt_length
+from router.api.limits import check_lengths
 from router.api.params import build_params, chat_logprobs, prompt_logprobs_wanted
 from router.api.schema import ChatRequest
 
@@ -46,11 +46,12 @@ class ChatEndpoint(GenerationEndpoint):
             variables=request.chat_template_kwargs,
         )
         prompt = await context.text.encoder.encode(text, special=False)
-        check_prompt_length(prompt, params=params, model=model, param="messages")
+        check_lengths([prompt], params=params, model=model, param="messages")
         job = Job(
             prefix="chatcmpl",
             prompts=[prompt],
             params=params,
+            model=model,
             client=context.client,
             table=context.text.table_for(skip_special=params.skip_special),
             request_id=exchange.request_id,

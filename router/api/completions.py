@@ -11,7 +11,7 @@ from router.api.exchange import Exchange
 from router.api.generation import AnswerFormat, GenerationEndpoint
 from router.api.grammar import grammar_of
 from router.api.job import Job
-from router.api.limits import check_prompt_length
+from router.api.limits import check_lengths
 from router.api.params import build_params, completion_logprobs, prompt_logprobs_wanted
 from router.api.schema import CompletionRequest
 from router.ipc.messages import ModelInfo
@@ -37,8 +37,9 @@ class CompletionsEndpoint(GenerationEndpoint):
             request,
             limits=context.config,
             model=model,
-            max_tokens=_DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
+            max_tokens=request.max_tokens,
             max_tokens_field="max_tokens",
+            default_max_tokens=_DEFAULT_MAX_TOKENS,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs_wanted(
                 wanted, field=field, model=model, stream=bool(request.stream)
@@ -53,13 +54,13 @@ class CompletionsEndpoint(GenerationEndpoint):
             )
         grammar = grammar_of(request.response_format, model=model)
         prompts = await self._prompts(request, model)
-        for prompt in prompts:
-            check_prompt_length(prompt, params=params, model=model, param="prompt")
+        check_lengths(prompts, params=params, model=model, param="prompt")
         table = context.text.table_for(skip_special=params.skip_special)
         job = Job(
             prefix="cmpl",
             prompts=prompts,
             params=params,
+            model=model,
             client=context.client,
             table=table,
             request_id=exchange.request_id,
@@ -73,7 +74,7 @@ class CompletionsEndpoint(GenerationEndpoint):
         """A text, a list of texts, token ids, or a list of token id lists."""
         prompt = request.prompt
         if isinstance(prompt, str):
-            return [await self._encode(prompt, request)]
+            return await self._encode([prompt], request)
         if not prompt:
             raise invalid("'prompt' must not be an empty list.", param="prompt")
         if all(isinstance(item, int) for item in prompt):
@@ -84,18 +85,19 @@ class CompletionsEndpoint(GenerationEndpoint):
                 " (max_prompts).",
                 param="prompt",
             )
+        encoded = iter(await self._encode([item for item in prompt if isinstance(item, str)], request))
         prompts: list[I32] = []
         for i, item in enumerate(prompt):
             if isinstance(item, int):
                 raise invalid("'prompt' mixes token ids with prompts.", param=f"prompt[{i}]")
-            if isinstance(item, str):
-                prompts.append(await self._encode(item, request))
-            else:
-                prompts.append(_token_ids(item, f"prompt[{i}]", model))
+            prompts.append(
+                next(encoded) if isinstance(item, str) else _token_ids(item, f"prompt[{i}]", model)
+            )
         return prompts
 
-    async def _encode(self, text: str, request: CompletionRequest) -> I32:
-        return await self._context.text.encoder.encode(text, special=request.add_special_tokens is not False)
+    async def _encode(self, texts: list[str], request: CompletionRequest) -> list[I32]:
+        special = request.add_special_tokens is not False
+        return await self._context.text.encoder.encode_all(texts, special=special)
 
 
 def _token_ids(ids: list[int] | list[str | int | list[int]], path: str, model: ModelInfo) -> I32:

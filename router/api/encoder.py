@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -26,10 +28,15 @@ class PromptEncoder:
 
     async def encode(self, text: str, *, special: bool) -> I32:
         """[n] int32."""
-        if len(text) <= _INLINE_CHARS:
-            return self._tokenizer.encode(text, special=special)
+        return (await self.encode_all([text], special=special))[0]
+
+    async def encode_all(self, texts: Sequence[str], *, special: bool) -> list[I32]:
+        """One array per text."""
+        if sum(map(len, texts)) <= _INLINE_CHARS:
+            return self._tokenizer.encode_batch(texts, special=special)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: self._tokenizer.encode(text, special=special))
+        encode = functools.partial(self._tokenizer.encode_batch, texts, special=special)
+        return await loop.run_in_executor(self._pool, encode)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -14,7 +14,7 @@ from router.api.choice import Choice, ChoiceOptions
 from router.api.detokenize import TokenTable
 from router.api.params import Params
 from router.ipc.client import SchedulerClient
-from router.ipc.messages import ErrorInfo, GrammarSpec, RequestSpec
+from router.ipc.messages import ErrorInfo, GrammarSpec, ModelInfo, RequestSpec
 
 I32 = npt.NDArray[np.int32]
 
@@ -28,6 +28,7 @@ class Job:
         prefix: str,
         prompts: Sequence[I32],
         params: Params,
+        model: ModelInfo,
         client: SchedulerClient,
         table: TokenTable,
         request_id: str,
@@ -68,7 +69,7 @@ class Job:
                     RequestSpec(
                         id=choice.id,
                         prompt=packed,
-                        max_new_tokens=params.max_new_tokens,
+                        max_new_tokens=params.max_new_tokens_for(len(prompt), model),
                         sampling=params.sampling_of(k),
                         grammar=grammar,
                         priority=params.priority,

@@ -43,11 +43,19 @@ class Params:
     include_stop: bool
     skip_special: bool
     max_new_tokens: int | None
+    default_max_new_tokens: int | None
+    """Where the request says nothing: at most so many, and never past the context's end."""
     priority: int
     deadline_s: float | None
     stream: bool
     include_usage: bool
     continuous_usage: bool
+
+    def max_new_tokens_for(self, n_prompt: int, model: ModelInfo) -> int | None:
+        """None: as many as the context holds."""
+        if self.max_new_tokens is not None or self.default_max_new_tokens is None:
+            return self.max_new_tokens
+        return max(1, min(self.default_max_new_tokens, model.max_total_tokens - n_prompt))
 
     def sampling_of(self, index: int) -> SamplingSpec:
         """The n choices of one prompt differ: a given seed is counted up, an absent one is drawn for each."""
@@ -66,6 +74,7 @@ def build_params(
     max_tokens_field: str,
     logprobs: LogprobsWanted,
     prompt_logprobs: int = 0,
+    default_max_tokens: int | None = None,
 ) -> Params:
     """Raises ApiError (400) naming the field, its value and the limit."""
     n = _integer("n", request.n, default=1, low=1, high=limits.max_n)
@@ -114,6 +123,7 @@ def build_params(
         include_stop=bool(request.include_stop_str_in_output),
         skip_special=request.skip_special_tokens is not False,
         max_new_tokens=max_tokens,
+        default_max_new_tokens=default_max_tokens,
         priority=_integer("priority", request.priority, default=0, low=-_MAX_PRIORITY, high=_MAX_PRIORITY),
         deadline_s=_timeout(request.timeout),
         stream=stream,

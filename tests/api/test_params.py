@@ -259,6 +259,23 @@ async def test_prompt_over_the_limit_names_both_numbers(make_api: MakeApi) -> No
     assert error["code"] == "context_length_exceeded"
 
 
+async def test_more_choices_than_the_server_holds(make_api: MakeApi) -> None:
+    response = await make_api(ANSWER).complete(prompt=["a", "b"], n=33)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert "66 requests; the limit is 64 (max_concurrent_requests)" in error["message"]
+    assert error["param"] == "n"
+
+
+async def test_default_of_completions_stays_within_the_context(make_api: MakeApi) -> None:
+    from tests.api.scripted import ScriptedClient
+
+    state = server_state(model=model_info(max_input_tokens=1199))
+    api = make_api(scheduler=ScriptedClient(ANSWER, state=state))
+    assert (await api.complete(prompt=[5] * 1195)).status_code == 200
+    assert api.scheduler.submitted[0].max_new_tokens == 5
+
+
 async def test_unknown_fields_are_let_through(make_api: MakeApi) -> None:
     response = await make_api(ANSWER).chat(frobnicate=1, chat_template_kwargs={"x": 1})
     assert response.status_code == 200

@@ -185,17 +185,17 @@ async def test_long_prompt_does_not_hold_up_others() -> None:
     inside, release = threading.Event(), threading.Event()
 
     class Slow:
-        def encode(self, given: str, *, special: bool) -> Any:
+        def encode_batch(self, texts: list[str], *, special: bool) -> Any:
             inside.set()
             release.wait(20)
-            return tokenizer.encode(given[:50], special=special)
+            return tokenizer.encode_batch([text[:50] for text in texts], special=special)
 
     async with (
         serving(ScriptedClient(Script(ids("ok")))) as live,
         httpx.AsyncClient(base_url=live.url) as http,
     ):
         context = live.server._context
-        context.text.encoder._tokenizer = Slow()  # type: ignore[assignment]  # only encode is used
+        context.text.encoder._tokenizer = Slow()  # type: ignore[assignment]  # only encode_batch is used
         long = asyncio.create_task(http.post("/v1/completions", json={"prompt": text}))
         assert await asyncio.to_thread(inside.wait, 20)
         assert (await http.get("/health")).status_code == 200
