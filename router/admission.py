@@ -18,6 +18,7 @@ from router.request import Request
 I32 = npt.NDArray[np.int32]
 
 _SEED_MASK = 2**64 - 1
+_MAX_PRIORITY = 1_000_000
 
 
 def make_request(
@@ -41,9 +42,20 @@ def make_request(
     if spec.sampling.prompt_logprobs:
         # Logprobs of cached positions are never computed: such a request shares nothing.
         salt = f"{salt}\0alone={conn}/{spec.id}/{order}"
+    if not 0 <= spec.id < 2**63:
+        raise InvalidRequestError(f"the request id is {spec.id}, but must be from 0 to 2^63 - 1")
+    if not -_MAX_PRIORITY <= spec.priority <= _MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority is {spec.priority}, but must be from {-_MAX_PRIORITY} to {_MAX_PRIORITY}",
+            param="priority",
+        )
     deadline_s = spec.deadline_s if spec.deadline_s is not None else default_deadline_s
     if not deadline_s > 0:
         raise InvalidRequestError(f"the deadline is {deadline_s} s, but must be above 0", param="deadline_s")
+    try:
+        sampling = _sampling(spec.sampling, limits=limits, rng=rng)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise InvalidRequestError(f"a sampling parameter is out of range: {error}") from None
     grammar = None
     if spec.grammar is not None:
         kind = Grammar.Kind.ValueType(spec.grammar.kind)
@@ -58,7 +70,7 @@ def make_request(
         tokens=tokens,
         n_prompt=len(tokens),
         end_len=end_len,
-        sampling=_sampling(spec.sampling, limits=limits, rng=rng),
+        sampling=sampling,
         grammar=grammar,
         adapter_id=spec.adapter_id,
         salt=salt,

@@ -22,8 +22,11 @@ EXIT_CONFIG = 2
 
 
 def run_scheduler(config: RouterConfig, *, on_ready: Callable[[], None] | None = None) -> int:
-    """Runs until SIGTERM or SIGINT; returns the exit code: 0 after a drain, 1 when it failed, 2 when its
-    settings don't fit the workers. `on_ready` is called once API processes can connect."""
+    """Runs until SIGTERM or SIGINT; the second one cuts the drain short.
+
+    Returns the exit code: 0 after a drain, 1 when it failed, 2 when its settings don't fit the workers.
+    `on_ready` is called once API processes can connect.
+    """
     configure_logging(level=config.log_level, log_format=config.log_format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_main(config, on_ready))
@@ -41,10 +44,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _main(config: RouterConfig, on_ready: Callable[[], None] | None) -> int:
     log = structlog.get_logger("router.scheduler")
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     scheduler = Scheduler(config, on_limits=lambda text: log.info("kv budget", arithmetic=text))
     server = IpcServer(IpcAddress.parse(config.scheduler_address), scheduler)
     await server.start()
@@ -57,8 +64,10 @@ async def _main(config: RouterConfig, on_ready: Callable[[], None] | None) -> in
         await asyncio.wait({stopping, scheduler.failed}, return_when=asyncio.FIRST_COMPLETED)
         if not scheduler.failed.done():
             drain: asyncio.Future[Any] = loop.create_task(scheduler.drain(grace_s=config.shutdown_grace_s))
-            await asyncio.wait({drain, scheduler.failed}, return_when=asyncio.FIRST_COMPLETED)
+            hurrying: asyncio.Future[Any] = loop.create_task(hurry.wait())
+            await asyncio.wait({drain, hurrying, scheduler.failed}, return_when=asyncio.FIRST_COMPLETED)
             drain.cancel()
+            hurrying.cancel()
         return _exit_code(scheduler.failed, log)
     finally:
         stopping.cancel()

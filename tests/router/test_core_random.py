@@ -1,7 +1,7 @@
 """The core against fake workers under random interleavings: composed, computed and applied steps, cancels,
 deadlines, priorities, replica deaths, tiny pools. Texts stay those of an undisturbed worker.
 
-Full size (`QUIRE_TEST_FULL=1`): 1,000 runs. Otherwise a seeded sample of the same code: 36 shorter ones.
+Full size (`QUIRE_TEST_FULL=1`): 1,000 runs. Otherwise a seeded sample of the same code: 24 shorter ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.router.sim import Sim, text
 FULL = os.environ.get("QUIRE_TEST_FULL") == "1"
 VARIANTS = list(itertools.product((1, 2, 16), (1, 2, 3), (True, False), (True, False)))
 """Block size, window, chunking, caching."""
-N_RUNS = 1000 if FULL else 36
+N_RUNS = 1000 if FULL else 24
 N_ACTS = 250 if FULL else 120
 
 
