@@ -414,6 +414,11 @@ class Scheduler:
     def state(self) -> ServerState:
         return self._state
 
+    @property
+    def links(self) -> dict[int, ReplicaLink]:
+        """The connections to workers, by replica."""
+        return self.fleet.links
+
     # ---- supervision ----
 
     def _spawn(self, coroutine: Any, name: str) -> None:
