@@ -10,6 +10,7 @@ started anew for each case with as many slots as there are clients, which suits 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from bench.prompts import WordVocabulary, load_tokenizer
 from bench.report import cell, markdown_table, write_report
 from bench.run_cases import CaseResult, PromptSource, run_case
 from bench.scenarios import Case, choose_cases
-from bench.server import ServerCommand, ServerError, running
+from bench.server import ServerCommand, ServerError, running, shown
 
 RESULTS = Path(__file__).parent / "results"
 CONTEXT = 2048
@@ -38,8 +39,19 @@ class Engine:
     name: str
     command: Callable[[Case], ServerCommand]
     is_f32: bool
+    version_argv: tuple[str, ...] = ()
+    """Prints the version; empty: ours."""
     per_case: bool = False
     """Started anew for each case, because its best flags depend on the case."""
+
+    def version(self) -> str:
+        """One line, empty when the engine does not say."""
+        if not self.version_argv:
+            return ""
+        answer = subprocess.run(self.version_argv, capture_output=True, text=True, check=False)
+        lines = [line.strip() for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
+        found = next((line for line in lines if line.startswith("version")), lines[-1] if lines else "")
+        return found.partition(" (")[0]
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,6 +76,7 @@ def engines(paths: Paths, *, n_threads: int) -> list[Engine]:
                 f"llama-server, {_kind(quantised)}",
                 lambda case: _llama(server, quantised, case, n_threads),
                 is_f32=False,
+                version_argv=(str(server), "--version"),
                 per_case=True,
             )
         )
@@ -73,12 +86,20 @@ def engines(paths: Paths, *, n_threads: int) -> list[Engine]:
                     "llama-server, float32",
                     lambda case: _llama(server, wide, case, n_threads),
                     is_f32=True,
+                    version_argv=(str(server), "--version"),
                     per_case=True,
                 )
             )
     if paths.vllm is not None and paths.safetensors is not None:
         vllm, folder = paths.vllm, paths.safetensors
-        found.append(Engine("vLLM CPU, float32", lambda case: _vllm(vllm, folder, n_threads), is_f32=True))
+        found.append(
+            Engine(
+                "vLLM CPU, float32",
+                lambda case: _vllm(vllm, folder, n_threads),
+                is_f32=True,
+                version_argv=(str(vllm), "--version"),
+            )
+        )
     return found
 
 
@@ -193,11 +214,14 @@ def main(
         typer.echo(f"bench.peers: {error}", err=True)
         raise typer.Exit(2) from None
     commands = {e.name: e.command(chosen[-1]).line() for e in listed}
-    text = markdown(host, commands, results, {e.name for e in listed if e.is_f32}, n_runs=runs)
+    versions = {e.name: e.version() for e in listed}
+    f32 = {e.name for e in listed if e.is_f32}
+    text = markdown(host, commands, versions, results, f32=f32, n_runs=runs)
     doc: dict[str, Any] = {
         "host": host,
         "commands": commands,
-        "client": " ".join(["python -m bench.peers", *sys.argv[1:]]),
+        "client": shown(["python", "-m", "bench.peers", *sys.argv[1:]]),
+        "versions": versions,
         "seed": seed,
         "engines": {name: [r.as_dict() for r in per_case] for name, per_case in results.items()},
     }
@@ -208,9 +232,10 @@ def main(
 def markdown(
     host: dict[str, Any],
     commands: dict[str, str],
+    versions: dict[str, str],
     results: dict[str, list[CaseResult]],
-    f32: set[str],
     *,
+    f32: set[str],
     n_runs: int,
 ) -> str:
     some = next(iter(results.values()))
@@ -228,7 +253,10 @@ def markdown(
         "",
         "Commands (of the last case where they differ by case):",
         "",
-        *(f"* {name}: `{line}`" for name, line in commands.items()),
+        *(
+            f"* {name}{f' ({versions[name]})' if versions[name] else ''}: `{line}`"
+            for name, line in commands.items()
+        ),
     ]
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from bench.prompts import WordVocabulary, load_tokenizer
 from bench.report import runs_table, write_report
 from bench.run_cases import CaseResult, PromptSource, run_case
 from bench.scenarios import Case, choose_cases
-from bench.server import RunningServer, ServerCommand, ServerError, running
+from bench.server import RunningServer, ServerCommand, ServerError, running, shown
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -45,7 +45,7 @@ def document(
 ) -> dict[str, Any]:
     return {
         "command": command,
-        "client": " ".join(["python -m bench.serve", *sys.argv[1:]]),
+        "client": shown(["python", "-m", "bench.serve", *sys.argv[1:]]),
         "host": host,
         "seed": seed,
         "start_to_ready_s": start_to_ready_s,
@@ -149,7 +149,7 @@ def _measure(
             for case in cases
         ]
     return document(
-        command=" ".join(command) or f"{url} (already up)",
+        command=shown(command) or f"{url} (already up)",
         host=host,
         results=results,
         start_to_ready_s=server.start_to_ready_s if server else None,

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,9 +32,14 @@ class ServerCommand:
     ready_within_s: float = 600.0
 
     def line(self) -> str:
-        """What one would type, for reports."""
-        env = "".join(f"{name}={value} " for name, value in (self.env or {}).items())
-        return env + " ".join(self.argv)
+        """What one would type, for reports: absolute paths by their last part alone."""
+        env = [f"{name}={value}" for name, value in (self.env or {}).items() if name != "PATH"]
+        return shown([*env, *self.argv])
+
+
+def shown(words: Sequence[str]) -> str:
+    """A command line without the folders of the machine it ran on."""
+    return " ".join(Path(word).name if word.startswith("/") else word for word in words)
 
 
 @dataclass(slots=True, frozen=True)

@@ -73,3 +73,10 @@ def test_the_suite_refuses_unknown_names() -> None:
     )
     assert answer.returncode == 2
     assert "choose among allocator" in answer.stderr
+
+
+def test_reports_show_no_folders_of_the_machine() -> None:
+    command = ServerCommand(
+        ("/opt/x/python", "-m", "quire", "--model", "/data/m.gguf"), env={"PATH": "/x", "A": "1"}
+    )
+    assert command.line() == "A=1 python -m quire --model m.gguf"
