@@ -16,12 +16,12 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from proto.codec import pack_i32
 from proto.worker_pb2 import Admit, Sampling, Step
 from worker.backend import make_runner
 from worker.config import WorkerConfig
+from worker.openmp import set_wait_policy
 from worker.rows import RowTable
 from worker.runner import Runner
 
@@ -106,6 +106,9 @@ class Stepper:
 
 def main() -> None:
     args = _arguments()
+    set_wait_policy()
+    import torch
+
     runner = make_runner(
         WorkerConfig(
             model=args.model,

@@ -6,7 +6,6 @@ returns; `collect` hands out its result.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from proto.worker_pb2 import Grammar, PromptLogprobs, RowError
 from worker.attention.interface import I32, AttentionBatch, KvCache
 from worker.attention.torch_backend import TorchAttention
 from worker.config import WorkerConfig
+from worker.cpu_tuning import ThreadPlan, keep_freed_memory, plan_threads
 from worker.errors import StartError
 from worker.kv_budget import KvBudget, cpu_kv_budget
 from worker.models.config import spec_from_config
@@ -59,10 +59,13 @@ class _RowInfo:
 class CpuRunner:
     """Implements `worker.runner.Runner`."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, capacity: RunnerCapacity) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KvCache, capacity: RunnerCapacity, *, threads: ThreadPlan
+    ) -> None:
         self._decoder = decoder
         self._attention = TorchAttention(decoder.spec, cache)
         self._capacity = capacity
+        self._threads = threads
         self._sampler = Sampler(
             vocab_size=capacity.vocab_size, max_rows=capacity.max_rows, device=decoder.device
         )
@@ -109,6 +112,7 @@ class CpuRunner:
 
     def _forward(self, batch: StepBatch) -> Sampled:
         tokens = self._input_tokens(batch)
+        self._threads.apply(n_tokens=len(tokens))
         self._attention.plan(
             AttentionBatch(
                 n_decode=batch.n_decode,
@@ -205,8 +209,9 @@ class CpuRunner:
 def make_cpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> CpuRunner:
     """Load, size the KV cache, warm up. Raises StartError or CheckpointError with a message for the user."""
     log = structlog.get_logger("worker.cpu")
-    n_threads = config.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(n_threads)
+    threads = plan_threads(config.threads)
+    keep_freed_memory()
+    torch.set_num_threads(threads.prefill)
     dtype = _DTYPES[config.dtype]
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _DTYPES.get(config.kv_cache_dtype)
     if kv_dtype != dtype:
@@ -226,9 +231,11 @@ def make_cpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> CpuRunner:
     budget = cpu_kv_budget(config, spec, dtype=dtype)
     log.info("KV cache sized", arithmetic=budget.arithmetic)
     cache = KvCache(spec, n_blocks=budget.n_blocks, block_size=config.block_size, dtype=dtype, device=device)
-    runner = CpuRunner(decoder, cache, _capacity(config, checkpoint, budget, max_context=max_context))
+    runner = CpuRunner(
+        decoder, cache, _capacity(config, checkpoint, budget, max_context=max_context), threads=threads
+    )
     _warm_up(runner)
-    log.info("ready to compute", threads=n_threads)
+    log.info("ready to compute", decode_threads=threads.decode, prefill_threads=threads.prefill)
     return runner
 
 

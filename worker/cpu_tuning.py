@@ -1,0 +1,50 @@
+"""What a process on the CPU sets once so that torch runs well: threads and the allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+import torch
+
+_PARALLEL_FROM_TOKENS = 64
+"""A step of fewer tokens is made of products so short that waking helpers costs as much as they save when
+the cores are shared with the router, the API and its clients."""
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_KEEP_BYTES = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPlan:
+    """How many threads a step uses."""
+
+    decode: int
+    prefill: int
+
+    def apply(self, *, n_tokens: int) -> None:
+        wanted = self.prefill if n_tokens >= _PARALLEL_FROM_TOKENS else self.decode
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
+
+
+def plan_threads(asked: int) -> ThreadPlan:
+    """`asked` threads always; 0: all available cores for prompts, one less for decode steps, which leaves a
+    core to those who feed them."""
+    if asked:
+        return ThreadPlan(asked, asked)
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ThreadPlan(max(n_cores - 1, 1), n_cores)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse large buffers instead of returning them to the system: each step frees and asks for
+    the same ones, and fresh pages cost more than the arithmetic on them. Elsewhere: nothing."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
+    except (OSError, AttributeError):
+        pass
