@@ -10,7 +10,7 @@ from router.api.detokenize import Detokenizer
 from router.api.stop import StopMatcher
 from router.ipc.messages import ErrorInfo, Failed, FinishReason, PromptLogprob, Started
 
-_FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+_FINISH_NAMES: dict[int, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class LogprobEntry(NamedTuple):
@@ -113,7 +113,7 @@ class Choice:
         if not hidden:
             self._take_token(token, logprob)
         if reason and not self.ended:
-            self._finish(_FINISH_NAMES.get(FinishReason(reason), "stop"))
+            self._finish(_FINISH_NAMES.get(reason, "stop"))
         self._notify(self)
 
     def on_prompt_logprobs(self, part: PromptLogprob) -> None:

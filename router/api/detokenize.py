@@ -11,7 +11,7 @@ others go through the library's `decode` over a short window.
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -47,6 +47,13 @@ class TokenTable:
     tokenizer: Tokenizer
     skip_special: bool
 
+    def without_special(self) -> TokenTable:
+        """The same with all special tokens hidden."""
+        data, texts = list(self.data), list(self.texts)
+        for token in self.tokenizer.special_ids:
+            data[token], texts[token] = b"", ""
+        return replace(self, data=data, texts=texts, skip_special=True)
+
     def detokenizer(self, prompt: I32) -> Detokenizer:
         """For an answer to `prompt`, whose last tokens may end inside a character."""
         if self.kind == "byte_level":
@@ -70,6 +77,8 @@ class TokenTable:
             return b""
         tail = b""
         for token in prompt[-64:][::-1].tolist():
+            if token >= len(self.data):
+                continue
             if self.kind == "byte_fallback" and self.texts[token]:
                 break
             tail = self.data[token] + tail
@@ -81,12 +90,16 @@ class TokenTable:
 
 def build_token_table(tokenizer: Tokenizer, *, skip_special: bool = True) -> TokenTable:
     """Takes about 0.1 s for 100,000 tokens."""
+    whole = _whole_table(tokenizer)
+    return whole.without_special() if skip_special else whole
+
+
+def _whole_table(tokenizer: Tokenizer) -> TokenTable:
     kind = _kind_of(tokenizer.decoder)
-    skipped = tokenizer.special_ids if skip_special else frozenset[int]()
     data: list[bytes] = []
     texts: list[str | None] = []
     for token_id in range(tokenizer.n_tokens):
-        spelled = None if token_id in skipped else tokenizer.token(token_id)
+        spelled = tokenizer.token(token_id)
         if spelled is None:
             data.append(b"")
             texts.append("")
@@ -99,10 +112,10 @@ def build_token_table(tokenizer: Tokenizer, *, skip_special: bool = True) -> Tok
             data.append(spelled.replace("▁", " ").encode() if byte is None else byte)
             texts.append(spelled.replace("▁", " ") if byte is None else None)
         else:
-            text = tokenizer.decode([token_id], skip_special=skip_special)
+            text = tokenizer.decode([token_id], skip_special=False)
             data.append(text.encode())
             texts.append(None)
-    return TokenTable(kind=kind, data=data, texts=texts, tokenizer=tokenizer, skip_special=skip_special)
+    return TokenTable(kind=kind, data=data, texts=texts, tokenizer=tokenizer, skip_special=False)
 
 
 class _ByteLevelDetokenizer:

@@ -12,7 +12,7 @@ import structlog
 from starlette.types import Message, Receive
 
 from router.api.choice import Choice, LogprobEntry
-from router.api.errors import error_body, error_headers
+from router.api.errors import error_body, error_headers, internal
 from router.api.exchange import Exchange
 from router.api.flusher import Flusher
 from router.api.job import Job
@@ -104,6 +104,14 @@ class SseStream:
         self._queued = False
         if self._ended or self._blocked is not None:
             return
+        try:
+            self._write_events()
+        except Exception:  # a fault of ours must not reach the other streams of the batch
+            _log.exception("stream failed", request_id=self._exchange.request_id)
+            if not self._ended:
+                self._fail(internal())
+
+    def _write_events(self) -> None:
         job, format = self._job, self._format
         error = job.error
         if error is not None and not self._begun:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from checkpoint.chat_template import ChatTemplate
 from checkpoint.tokenizer import Tokenizer
 from router.api.detokenize import TokenTable, build_token_table
@@ -18,16 +16,9 @@ class TextModel:
         self.tokenizer = tokenizer
         self.template = template
         self.encoder = PromptEncoder(tokenizer)
-        self.table = build_token_table(tokenizer)
-
-    @cached_property
-    def full_table(self) -> TokenTable:
-        """The table that shows special tokens; few requests need it."""
-        return build_token_table(self.tokenizer, skip_special=False)
-
-    @cached_property
-    def names(self) -> TokenNames:
-        return TokenNames(self.full_table)
+        self._shown = build_token_table(tokenizer, skip_special=False)
+        self._hidden = self._shown.without_special()
+        self.names = TokenNames(self._shown)
 
     def table_for(self, *, skip_special: bool) -> TokenTable:
-        return self.table if skip_special else self.full_table
+        return self._hidden if skip_special else self._shown

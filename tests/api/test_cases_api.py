@@ -112,6 +112,12 @@ async def test_prompt_that_ends_inside_an_emoji(make_api: MakeApi) -> None:
         assert "\ufffd" not in "".join(c["choices"][0]["text"] for c in chunks)
 
 
+async def test_prompt_with_ids_beyond_the_tokenizer(make_api: MakeApi) -> None:
+    """Models pad their vocabulary; such ids show nothing."""
+    body = (await make_api(HELLO).complete(prompt=[*byte_ids("é")[:1], 599], echo=True)).json()
+    assert body["choices"][0]["text"].endswith("hello world")
+
+
 async def test_answer_cut_off_inside_a_character(make_api: MakeApi) -> None:
     """The text of fewer tokens is always the beginning of the text of more."""
     api = make_api(Script(byte_ids("né👍")))

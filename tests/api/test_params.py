@@ -281,6 +281,13 @@ async def test_unknown_fields_are_let_through(make_api: MakeApi) -> None:
     assert response.status_code == 200
 
 
+async def test_unknown_fields_are_logged_once(make_api: MakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api = make_api(ANSWER)
+    for _ in range(3):
+        await api.chat(frobnicate=1)
+    assert capsys.readouterr().out.count("frobnicate") == 1
+
+
 async def test_grammar_where_the_workers_have_it(make_api: MakeApi) -> None:
     from proto.worker_pb2 import Grammar
     from tests.api.scripted import ScriptedClient
