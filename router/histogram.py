@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float] = LATENCY_BUCKETS_S) -> None:
         self.bounds: F64 = np.asarray(bounds, dtype=np.float64)
+        self._bounds = tuple(self.bounds.tolist())
         self._counts: npt.NDArray[np.int64] = np.zeros(len(bounds) + 1, dtype=np.int64)
         self.sum = 0.0
 
@@ -28,7 +30,7 @@ class Histogram:
         return int(self._counts.sum())
 
     def add(self, value: float) -> None:
-        self._counts[int(np.searchsorted(self.bounds, value, side="left"))] += 1
+        self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     def add_many(self, values: F64) -> None:

@@ -68,9 +68,6 @@ class Policy:
         self._queue = queue
         self._lengths = lengths
         self._hooks = hooks
-        self._in_vain: dict[int, object] = {}
-        """By replica: what queue and replicas were like when nothing that waits fitted. Steps only make it
-        tighter, so it is not tried again before one of them changes."""
 
     def compose(self, rs: ReplicaState, *, replicas: Iterable[ReplicaState], now: float) -> Step | None:
         """The next step for this replica; None when its window is full or nothing is to be computed."""
@@ -189,7 +186,7 @@ class Policy:
     ) -> None:
         candidates = [other for other in replicas if other.alive]
         seen = (self._queue.version, [(r.replica_id, r.version, r.suspect, r.probing) for r in candidates])
-        if self._in_vain.get(rs.replica_id) == seen:
+        if rs.tried_in_vain == seen:
             return
         blocked: list[Request] = []
         left: dict[int, Left] = {}
@@ -235,7 +232,7 @@ class Policy:
             if rs.probing:
                 return
         if blocked and not n_left and not plan.admits and not running and not rs.prefill:
-            self._in_vain[rs.replica_id] = seen
+            rs.tried_in_vain = seen
 
     def _place(
         self, request: Request, candidates: list[ReplicaState], left: dict[int, Left]

@@ -111,6 +111,9 @@ class ReplicaState:
         """Whether blocks were ever invalidated, so that fresh ones have to be asked for."""
         self.version = 0
         """Changes when a request comes, goes or needs its place no more."""
+        self.tried_in_vain: object = None
+        """What queue and replicas were like when nothing that waits fitted. Steps only make it tighter, so
+        it is not tried again before one of them changes."""
         self.steps_since_admit = 0
         self.last_step_us = 0
         self.idle_us = 0

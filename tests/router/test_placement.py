@@ -110,3 +110,28 @@ def test_the_choice_among_equals_is_the_same_for_every_replica() -> None:
     assert cheapest(offers, tie_break=0.5) is cheapest(offers, tie_break=0.5)
     offers[1].cost = 0.5
     assert cheapest(offers, tie_break=0.99) is offers[1]
+
+
+def test_a_replica_that_comes_back_under_load_takes_its_share_again() -> None:
+    """SGLang PR #14532: no death spiral; the share recovers."""
+    sim = Sim(check=False, n_replicas=2, block_size=16, fake_n_blocks=400, max_batch_size=16)
+    seed = 0
+
+    def load(n_turns: int) -> None:
+        nonlocal seed
+        for _ in range(n_turns):
+            for _ in range(2):
+                seed += 1
+                sim.submit(text(20, seed=seed), n_new=10)
+            sim.turn()
+
+    load(20)
+    sim.down(0)
+    load(10)
+    sim.up(0, probing=True)
+    load(40)
+    running = [sim.core.replicas[i].n_running for i in (0, 1)]
+    assert min(running) * 2 >= max(running)
+    sim.run()
+    sim.assert_right()
+    assert all(answer.error is None for answer in sim.answers.values())
