@@ -454,7 +454,7 @@ def decode_call(
     decode_attention_kernel[(n_kv, config["splits"], rows)](
         state["qkv"], state["out"], k_cache, v_cache, state["rows"], state["lens"], setup["table"],
         state["cos"], state["sin"], state["qkv"], state["qkv"], state["qkv"], state["part"], state["ml"],
-        state["count"], 1e-5, d**-0.5, 1.0, 0, setup["per_row"], s_block, s_pos, s_head, config["min_chunk"], config["splits"],
+        state["count"], state["chunk"], 1e-5, d**-0.5, 1.0, 0, setup["per_row"], s_block, s_pos, s_head, config["splits"],
         N_HEADS=32, N_KV=n_kv, D=d, GROUP=4, GROUP_PAD=16, BLOCK_SIZE=block_size, BLOCK_T=config["block_t"],
         BIAS=False, QK_NORM=False, WINDOW=False, PDL=True, STAGES=config["stages"],
         num_warps=config["warps"], launch_pdl=True,
@@ -477,6 +477,7 @@ def decode_state(rows: int, context: int, splits: int) -> dict[str, Any]:
         "sin": angles.sin(),
         "part": torch.empty(rows * 8 * splits * 16 * 128, device="cuda", dtype=torch.float32),
         "ml": torch.empty(rows * 8 * splits * 32, device="cuda", dtype=torch.float32),
+        "chunk": torch.full((1,), 64, device="cuda", dtype=torch.int32),
         "count": torch.zeros(rows * 8, device="cuda", dtype=torch.int32),
     }
 
@@ -514,18 +515,9 @@ def decode_error(
     return worst
 
 
-DECODE_CASES = (
-    (1, 256),
-    (1, 8192),
-    (4, 30000),
-    (8, 640),
-    (16, 1152),
-    (64, 640),
-    (64, 2240),
-    (128, 640),
-    (256, 640),
-    (256, 1024),
-)
+DECODE_CASES = ((1, 256), (16, 1152), (64, 640), (64, 2240), (128, 640), (256, 640), (256, 1024), (4, 30000))
+DECODE_TILES = ((128, 4, 3), (64, 4, 3), (64, 4, 5), (128, 4, 2), (128, 8, 4), (64, 2, 3), (256, 8, 3))
+"""(positions a tile, warps, pipeline stages)"""
 
 
 def _flashinfer_decode(
@@ -570,27 +562,17 @@ def bench_decode(*, deadline_s: float) -> dict[str, Any]:
     results: list[dict[str, Any]] = []
     for rows, context in DECODE_CASES:
         floor_us = rows * context * 4096 / 4.26e6
-        for layout, block_size in (("NHD", 16), ("HND", 16), ("NHD", 1)):
+        for layout, block_size in (("NHD", 16), ("NHD", 1)):
             setup = _decode_setup(rows, context, block_size, layout)
             best: tuple[float, dict[str, int], float] | None = None
-            grid: Sequence[tuple[int, int, int]] = (
-                (64, 4, 3),
-                (64, 4, 4),
-                (128, 4, 3),
-                (128, 8, 3),
-                (32, 2, 4),
-                (32, 4, 4),
-                (64, 2, 4),
-            )
-            if (layout, block_size) != ("NHD", 16) and best is None:
-                grid = grid[:4]
-            want_splits = max(1, -(-132 * 2 // (rows * 8)))
-            for (block_t, warps, stages), factor in itertools.product(grid, (1, 2, 4)):
+            grid = DECODE_TILES if block_size == 16 else DECODE_TILES[:2]
+            want_splits = max(1, 132 * 2 // (rows * 8))
+            for (block_t, warps, stages), factor in itertools.product(grid, (1, 2, 4, 8)):
                 if time.monotonic() - started > deadline_s:
                     print("out of time", flush=True)
                     return {"results": results}
                 splits = max(1, min(64, want_splits * factor))
-                if factor > 1 and (splits > -(-context // 64) or (rows >= 256 and factor > 2)):
+                if factor > 1 and (splits > -(-context // 64) or (rows >= 256 and factor > 4)):
                     continue
                 config = {
                     "block_t": block_t,

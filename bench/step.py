@@ -77,7 +77,7 @@ def copy_bandwidth_tb_s() -> float:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return 2 * a.nbytes / statistics.median(times) / 1e9
+    return float(2 * a.nbytes / statistics.median(times) / 1e9)
 
 
 def make_core(
@@ -88,6 +88,7 @@ def make_core(
     max_context: int,
     max_prefill: int,
     graph_sizes: tuple[int, ...],
+    token_sizes: tuple[int, ...],
 ) -> GpuCore:
     import torch
 
@@ -105,6 +106,7 @@ def make_core(
         max_context=max_context,
         block_size=block_size,
         graph_sizes=graph_sizes,
+        token_sizes=token_sizes,
     )
     buffers = make_buffers(
         spec,
@@ -147,6 +149,8 @@ def run_steps(core: GpuCore, batch: StepBatch, *, n_steps: int, allow_graph: boo
             idle_ms.append(launched.before.elapsed_time(launched.started))
 
     torch.cuda.synchronize()
+    # A cool start: the first steps run at the highest clock.
+    time.sleep(0.2)
     wall = 0.0
     with torch.inference_mode(), torch.cuda.stream(core.stream):
         for index in range(n_steps):
@@ -161,7 +165,8 @@ def run_steps(core: GpuCore, batch: StepBatch, *, n_steps: int, allow_graph: boo
                 collect()
         while in_flight:
             collect()
-    wall_ms = (time.perf_counter() - wall) * 1000 / (n_steps - n_steps // 3)
+    # One step was in flight when the clock started.
+    wall_ms = (time.perf_counter() - wall) * 1000 / (n_steps - n_steps // 3 + 1)
     core.reset()
     skip = n_steps // 3
     return {
@@ -169,6 +174,8 @@ def run_steps(core: GpuCore, batch: StepBatch, *, n_steps: int, allow_graph: boo
         "wall_ms": wall_ms,
         "idle_ms": statistics.median(idle_ms[skip:]),
         "launch_ms": statistics.median(launch_ms[skip:]),
+        "first_step_ms": step_ms[0],
+        "last_step_ms": step_ms[-1],
     }
 
 
@@ -196,6 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--n-layers", type=int, help="fewer layers, for a quick look")
     parser.add_argument("--prefill", action="store_true", help="also steps with prompts")
+    parser.add_argument("--cases", help="decode cases, e.g. 64x640,256x640")
+    parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--profile", action="store_true", help="kernels of one step at 1, 64 and 256 rows")
     args = parser.parse_args(argv)
@@ -207,7 +216,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     spec = spec_from_config(LLAMA_8B)
     if args.n_layers:
         spec = replace(spec, n_layers=args.n_layers)
-    sizes = tuple(sorted({rows for rows, _ in DECODE_CASES}))
+    cases = DECODE_CASES
+    if args.cases:
+        cases = tuple(
+            (int(rows), int(context)) for rows, context in (case.split("x") for case in args.cases.split(","))
+        )
+    sizes = tuple(sorted({rows for rows, _ in cases}))
     bandwidth = copy_bandwidth_tb_s()
     started = time.perf_counter()
     core = make_core(
@@ -217,9 +231,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_context=32768,
         max_prefill=8192,
         graph_sizes=sizes,
+        token_sizes=(128, 320, 512, 1024, 1152, 2304, 4096),
     )
     torch.cuda.synchronize()
     made_s = time.perf_counter() - started
+    if args.no_pdl:
+        core.decoder.pdl = False
     if not args.eager:
         core.capture_graphs()
         assert core.graphs is not None
@@ -240,14 +257,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"copy bandwidth {bandwidth:.2f} TB/s\n| rows × context | step ms | floor ms | idle ms | wall ms | host launch ms |\n|---|---|---|---|---|---|",
         flush=True,
     )
-    for rows, context in DECODE_CASES:
+    for rows, context in cases:
         batch = make_batch(core.shape, n_decode=rows, decode_len=context, chunk_lens=[], n_blocks=n_blocks)
         timing = run_steps(core, batch, n_steps=args.steps, allow_graph=not args.eager)
         floor = (weight_bytes + kv_bytes * rows * context) / bandwidth / 1e9
         results.append({"rows": rows, "context": context, "floor_ms": floor, **timing})
         print(
             f"| {rows} × {context} | {timing['step_ms']:.2f} | {floor:.2f} | {timing['idle_ms']:.3f} | "
-            f"{timing['wall_ms']:.2f} | {timing['launch_ms']:.2f} |",
+            f"{timing['wall_ms']:.2f} | {timing['launch_ms']:.2f} | {timing['first_step_ms']:.2f} … {timing['last_step_ms']:.2f} |",
             flush=True,
         )
     if args.prefill:
@@ -255,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             batch = make_batch(
                 core.shape, n_decode=n_decode, decode_len=640, chunk_lens=list(chunks), n_blocks=n_blocks
             )
-            timing = run_steps(core, batch, n_steps=12, allow_graph=False)
+            timing = run_steps(core, batch, n_steps=12, allow_graph=not args.eager)
             results.append({"rows": n_decode, "prompts": list(chunks), **timing})
             print(
                 f"| {n_decode} + prompts {chunks[0]} × {len(chunks)} | {timing['step_ms']:.2f} | | "

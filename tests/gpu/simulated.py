@@ -21,9 +21,8 @@ from worker.attention.flashinfer_backend import PrefillShape
 from worker.gpu import core as core_module
 from worker.gpu.buffers import make_buffers
 from worker.gpu.cache import PagedCache
-from worker.gpu.choices import decode_splits
+from worker.gpu.choices import DecodeTiles, decode_splits
 from worker.gpu.core import CoreShape, GpuCore
-from worker.gpu.decoder import DecodeTuning
 from worker.gpu.device import Gpu
 from worker.gpu.runner import GpuRunner
 from worker.models.spec import DecoderWeights, ModelSpec
@@ -166,7 +165,7 @@ def make_runner(
         buffers=buffers,
         cache=cache,
         dtype=torch.float32,
-        tuning=DecodeTuning(block_t=16, min_chunk=16),
+        tiles=DecodeTiles(block_t=16, warps=4, stages=2),
     )
     capacity = RunnerCapacity(
         model_id="tiny",

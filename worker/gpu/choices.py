@@ -5,6 +5,7 @@ Measured on one NVIDIA H200 (`python -m bench.kernels linear`, results in bench/
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from worker.gpu.linear import CUBLAS, Kernel, LinearChoice
@@ -104,8 +105,31 @@ def _power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """Tile sizes of the decode attention kernel."""
+
+    block_t: int
+    warps: int
+    stages: int
+
+
+PROGRAMS_PER_SM = 4
+"""Decode attention programs that a multiprocessor holds at once with the tiles below."""
+_MIN_CHUNK = 64
+
+
+def decode_tiles(rows: int) -> DecodeTiles:
+    """Two warps a program and one program a row and KV head are best where those fill the device; fewer rows want
+    more bytes in flight per program."""
+    return DecodeTiles(128, 4, 2) if rows == 1 or 8 < rows < 32 else DecodeTiles(64, 2, 3)
+
+
 def decode_splits(*, rows: int, n_kv_heads: int, n_sms: int) -> int:
-    """Splits of the KV range in decode attention: about eight programs a multiprocessor, so that rows of unequal
-    length even out; few rows with long contexts need the more."""
-    wanted = 8 * n_sms // max(1, rows * n_kv_heads)
-    return max(1, min(64, wanted))
+    """The most splits of one row's KV range: enough that a long row among short ones is shared out."""
+    return max(2, min(64, 4 * PROGRAMS_PER_SM * n_sms // max(1, rows * n_kv_heads)))
+
+
+def decode_chunk(*, n_positions: int, n_kv_heads: int, n_sms: int) -> int:
+    """Positions that one split should hold, so that all programs run at once. n_positions: of all rows together."""
+    return max(_MIN_CHUNK, -(-n_positions * n_kv_heads // (PROGRAMS_PER_SM * n_sms)))

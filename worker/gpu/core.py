@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,13 @@ import torch
 from worker.attention.flashinfer_backend import FlashInferPrefill, PrefillShape
 from worker.gpu.buffers import Buffers
 from worker.gpu.cache import PagedCache
-from worker.gpu.decoder import DecodeTuning, GpuDecoder, RowState
+from worker.gpu.choices import DecodeTiles, decode_chunk
+from worker.gpu.decoder import GpuDecoder, RowState
 from worker.gpu.device import Gpu
 from worker.gpu.graph_sizes import pick_size
 from worker.gpu.graphs import GraphSet, capture
-from worker.gpu.sampler import GpuSampler, HeadTensors, Level
+from worker.gpu.head import HeadTensors
+from worker.gpu.sampler import GpuSampler, Level
 from worker.gpu.staging import HEAD_FIELDS, HeadLayout, Slot, StagingRing, TableDelta
 from worker.gpu.step_plan import StepPlan, n_words_needed, pack
 from worker.models.spec import DecoderWeights
@@ -43,6 +46,9 @@ class CoreShape:
     max_context: int
     block_size: int
     graph_sizes: tuple[int, ...]
+    """Decode rows"""
+    token_sizes: tuple[int, ...] = ()
+    """Tokens of mixed steps"""
 
     @property
     def max_blocks_per_row(self) -> int:
@@ -79,7 +85,7 @@ class GpuCore:
         buffers: Buffers,
         cache: PagedCache,
         dtype: torch.dtype,
-        tuning: DecodeTuning | None = None,
+        tiles: DecodeTiles | None = None,
     ) -> None:
         self.gpu = gpu
         self.shape = shape
@@ -109,7 +115,7 @@ class GpuCore:
             rows=self.rows,
             gpu=gpu,
             max_context=shape.max_context,
-            tuning=tuning,
+            tiles=tiles,
         )
         self.prefill = FlashInferPrefill(
             weights.spec,
@@ -143,11 +149,14 @@ class GpuCore:
         self.staged.zero_()
         start = self.layout.offset("sample_rows")
         self.staged[start : start + self.layout.stride] = -1
+        self.buffers.token_row.fill_(-1)
         torch.cuda.synchronize(self.gpu.device)
         self.graphs = capture(
             self.shape.graph_sizes,
             forward=self._decode_forward,
             sample=lambda size: self.sampler.launch(n_rows=size, filtered=False),
+            token_sizes=self.shape.token_sizes,
+            pieces=self._pieces,
             stream=self.stream,
         )
 
@@ -188,15 +197,26 @@ class GpuCore:
             n_padded=size if size is not None else batch.n_decode,
             keys=self.sampler.keys(rows, positions),
             slot=slot,
+            chunk=decode_chunk(
+                n_positions=int(batch.kv_lens[: batch.n_decode].sum()),
+                n_kv_heads=self.spec.n_kv_heads,
+                n_sms=self.gpu.n_sms,
+            ),
         )
+        n_total = plan.n_tokens
+        if not decode_only and allow_graph and self.graphs is not None:
+            n_total = pick_size(self.shape.token_sizes, n_total) or n_total
         started = torch.cuda.Event(enable_timing=True)
         started.record(self.stream)
         self._send(staging, plan)
         if size is not None:
             assert self.graphs is not None
             self.graphs.graphs[size].forward.replay()
+        elif decode_only:
+            self._decode_forward(plan.n_decode)
         else:
-            self._eager_forward(plan, n_sampled=len(rows), decode_only=decode_only)
+            self._stage_chunks(plan, n_total=n_total)
+            self._mixed_forward(plan, n_total=n_total, pieces=allow_graph, n_sampled=len(rows))
         if after_forward is not None:
             after_forward(plan)
         raw = self._sample(level, rows=rows, positions=positions, slot=slot, size=size)
@@ -260,6 +280,7 @@ class GpuCore:
         return HeadTensors(
             **{name: field_view(name) for name in HEAD_FIELDS},
             slot=self.staged[self.layout.slot_offset : self.layout.slot_offset + 1],
+            chunk=self.staged[self.layout.chunk_offset : self.layout.chunk_offset + 1],
         )
 
     def _take_staging(self, batch: StepBatch) -> Slot:
@@ -284,8 +305,6 @@ class GpuCore:
         staging.event = event
         if plan.delta is not None:
             self._update_table(plan)
-        if plan.n_chunk_tokens:
-            self._stage_chunks(plan)
 
     def _span(self, span: tuple[int, int]) -> torch.Tensor:
         return self._tail[span[0] : span[0] + span[1]]
@@ -306,14 +325,25 @@ class GpuCore:
             BLOCK=256,
         )
 
-    def _stage_chunks(self, plan: StepPlan) -> None:
-        from worker.gpu.kernels.rows import gather_pages_kernel
+    def _stage_chunks(self, plan: StepPlan, *, n_total: int) -> None:
+        from worker.gpu.kernels.rows import gather_pages_kernel, mixed_inputs_kernel
 
-        b = self.buffers
-        start, end = plan.n_padded, plan.n_tokens
-        b.ids[start:end].copy_(self._span(plan.chunk_ids))
-        b.position[start:end].copy_(self._span(plan.chunk_positions))
-        b.token_row[start:end].copy_(self._span(plan.chunk_token_rows))
+        b, head = self.buffers, self.head
+        mixed_inputs_kernel[(-(-n_total // 256),)](
+            head.rows,
+            head.lens,
+            self.rows.last,
+            self._span(plan.chunk_ids),
+            self._span(plan.chunk_positions),
+            self._span(plan.chunk_token_rows),
+            b.ids,
+            b.position,
+            b.token_row,
+            plan.n_decode,
+            plan.n_chunk_tokens,
+            n_total,
+            BLOCK=256,
+        )
         n_chunks = len(plan.chunk_q_lens)
         if plan.n_pages > len(self._pages):
             self._pages = torch.zeros(plan.n_pages, dtype=torch.int32, device=self.gpu.device)
@@ -338,23 +368,47 @@ class GpuCore:
 
     def _decode_forward(self, size: int) -> None:
         self._decode_inputs(size)
-        self.decoder.forward(
-            n_tokens=size, n_decode=size, head_rows=self.head.rows, head_lens=self.head.lens, prefill=None
-        )
+        self.decoder.forward(n_tokens=size, n_decode=size, head=self.head)
         self.decoder.logits(n_rows=size, index=None)
 
-    def _eager_forward(self, plan: StepPlan, *, n_sampled: int, decode_only: bool) -> None:
-        if plan.n_padded:
-            self._decode_inputs(plan.n_padded)
-        self.decoder.forward(
-            n_tokens=plan.n_tokens,
-            n_decode=plan.n_padded,
-            head_rows=self.head.rows,
-            head_lens=self.head.lens,
-            prefill=self.prefill,
-        )
+    def _mixed_forward(self, plan: StepPlan, *, n_total: int, pieces: bool, n_sampled: int) -> None:
+        """`n_total`: tokens with padding."""
+        decoder = self.decoder
+        graphs = self.graphs.pieces.get(n_total) if pieces and self.graphs is not None else None
+        if graphs is None:
+            decoder.forward(
+                n_tokens=plan.n_tokens, n_decode=plan.n_decode, head=self.head, prefill=self.prefill
+            )
+        else:
+            for index, graph in enumerate(graphs):
+                graph.replay()
+                if index < self.spec.n_layers:
+                    decoder.attend(
+                        index,
+                        n_decode=plan.n_decode,
+                        n_chunk=plan.n_chunk_tokens,
+                        head=self.head,
+                        prefill=self.prefill,
+                    )
         if n_sampled:
-            self.decoder.logits(n_rows=n_sampled, index=None if decode_only else self.head.sample_index)
+            decoder.logits(n_rows=n_sampled, index=self.head.sample_index)
+
+    def _pieces(self, n_tokens: int) -> list[Callable[[], None]]:
+        """What lies between the attentions of a mixed step of `n_tokens` tokens."""
+        decoder, n_layers = self.decoder, self.spec.n_layers
+
+        def first() -> None:
+            decoder.embed(n_tokens)
+            decoder.before_attention(0, n_tokens=n_tokens, first_chunk=0)
+
+        def between(index: int) -> None:
+            decoder.after_attention(index - 1, n_tokens=n_tokens)
+            decoder.before_attention(index, n_tokens=n_tokens, first_chunk=0)
+
+        def last() -> None:
+            decoder.after_attention(n_layers - 1, n_tokens=n_tokens)
+
+        return [first, *(partial(between, index) for index in range(1, n_layers)), last]
 
     def _sample(
         self, level: Level, *, rows: I32, positions: I32, slot: int, size: int | None

@@ -14,8 +14,9 @@ import torch
 from worker.attention.flashinfer_backend import FlashInferPrefill
 from worker.gpu.buffers import SAMPLE_TILE, Buffers
 from worker.gpu.cache import PagedCache
-from worker.gpu.choices import Role, choose, decode_splits
+from worker.gpu.choices import DecodeTiles, Role, choose, decode_splits, decode_tiles
 from worker.gpu.device import Gpu
+from worker.gpu.head import HeadTensors
 from worker.gpu.linear import Kernel, LinearChoice, dot, matvec
 from worker.gpu.rope_table import rope_tables
 from worker.models.spec import DecoderWeights, LayerWeights
@@ -31,16 +32,6 @@ class RowState:
     """int32 [max rows]: the token that each row sampled last"""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTuning:
-    """Tile sizes of the decode kernel."""
-
-    block_t: int = 128
-    warps: int = 4
-    stages: int = 3
-    min_chunk: int = 64
-
-
 class GpuDecoder:
     def __init__(
         self,
@@ -51,7 +42,7 @@ class GpuDecoder:
         rows: RowState,
         gpu: Gpu,
         max_context: int,
-        tuning: DecodeTuning | None = None,
+        tiles: DecodeTiles | None = None,
     ) -> None:
         self.weights = weights
         self.spec = weights.spec
@@ -60,7 +51,8 @@ class GpuDecoder:
         self.rows = rows
         self.gpu = gpu
         self.pdl = gpu.has_pdl
-        self.tuning = tuning or DecodeTuning()
+        self._tiles = tiles
+        """Of every size; None: chosen by rows."""
         self.cos, self.sin = rope_tables(self.spec.rope, n_positions=max_context, device=gpu.device)
         spec = self.spec
         self._group = spec.n_heads // spec.n_kv_heads
@@ -71,28 +63,46 @@ class GpuDecoder:
     # ---- the pass ----
 
     def forward(
-        self,
-        *,
-        n_tokens: int,
-        n_decode: int,
-        head_rows: torch.Tensor,
-        head_lens: torch.Tensor,
-        prefill: FlashInferPrefill | None = None,
+        self, *, n_tokens: int, n_decode: int, head: HeadTensors, prefill: FlashInferPrefill | None = None
     ) -> None:
         """From `buffers.ids` to `buffers.hidden`. The first `n_decode` tokens are decode rows (padding included),
-        the rest chunks, whose attention `prefill` has planned. head_rows, head_lens: int32, of the decode rows."""
-        self._embed(n_tokens)
-        for index, layer in enumerate(self.weights.layers):
-            self._attention_half(
+        the rest chunks, whose attention `prefill` has planned."""
+        self.embed(n_tokens)
+        for index in range(self.spec.n_layers):
+            self.before_attention(index, n_tokens=n_tokens, first_chunk=n_decode)
+            self.attend(index, n_decode=n_decode, n_chunk=n_tokens - n_decode, head=head, prefill=prefill)
+            self.after_attention(index, n_tokens=n_tokens)
+
+    def before_attention(self, index: int, *, n_tokens: int, first_chunk: int) -> None:
+        """Norm and qkv of all tokens; rope and append of those from `first_chunk` on (decode attention does its
+        own). Appends come before any attention: rows of one step may share what they write."""
+        b, layer = self.buffers, self.weights.layers[index]
+        self._normed_product(Role.QKV, b.hidden[:n_tokens], layer.input_norm, layer.qkv, b.qkv[:n_tokens])
+        if n_tokens > first_chunk:
+            self._rope_append(index, layer, start=first_chunk, end=n_tokens)
+
+    def attend(
+        self, index: int, *, n_decode: int, n_chunk: int, head: HeadTensors, prefill: FlashInferPrefill | None
+    ) -> None:
+        """Tokens from 0 are decode rows, then come chunk tokens."""
+        b, layer = self.buffers, self.weights.layers[index]
+        if n_decode:
+            self._decode_attention(index, layer, n_rows=n_decode, head=head)
+        if n_chunk:
+            assert prefill is not None
+            shape = (n_chunk, self.spec.n_heads, self.spec.head_dim)
+            prefill.run(
                 index,
-                layer,
-                n_tokens=n_tokens,
-                n_decode=n_decode,
-                rows=head_rows,
-                lens=head_lens,
-                prefill=prefill,
+                b.q[n_decode : n_decode + n_chunk].view(shape),
+                (self.cache.k[index], self.cache.v[index]),
+                b.attention[n_decode : n_decode + n_chunk].view(shape),
+                scale=self.cache.scale,
             )
-            self._mlp_half(layer, n_tokens=n_tokens)
+
+    def after_attention(self, index: int, *, n_tokens: int) -> None:
+        b, layer = self.buffers, self.weights.layers[index]
+        self._residual_product(Role.O, b.attention[:n_tokens], layer.o, layer.o_bias, b.hidden[:n_tokens])
+        self._mlp(layer, n_tokens=n_tokens)
 
     def logits(self, *, n_rows: int, index: torch.Tensor | None) -> None:
         """From `buffers.hidden` to `buffers.logits[:n_rows]`. index: int32, the token of each row; None: row i is
@@ -117,39 +127,7 @@ class GpuDecoder:
 
     # ---- parts ----
 
-    def _attention_half(
-        self,
-        index: int,
-        layer: LayerWeights,
-        *,
-        n_tokens: int,
-        n_decode: int,
-        rows: torch.Tensor,
-        lens: torch.Tensor,
-        prefill: FlashInferPrefill | None,
-    ) -> None:
-        b = self.buffers
-        hidden = b.hidden[:n_tokens]
-        qkv = b.qkv[:n_tokens]
-        self._normed_product(Role.QKV, hidden, layer.input_norm, layer.qkv, qkv)
-        # Appends come first: rows of one step may share what they write.
-        if n_tokens > n_decode:
-            self._rope_append(index, layer, start=n_decode, end=n_tokens)
-        if n_decode:
-            self._decode_attention(index, layer, n_rows=n_decode, rows=rows, lens=lens)
-        if n_tokens > n_decode:
-            assert prefill is not None
-            shape = (n_tokens - n_decode, self.spec.n_heads, self.spec.head_dim)
-            prefill.run(
-                index,
-                b.q[n_decode:n_tokens].view(shape),
-                (self.cache.k[index], self.cache.v[index]),
-                b.attention[n_decode:n_tokens].view(shape),
-                scale=self.cache.scale,
-            )
-        self._residual_product(Role.O, b.attention[:n_tokens], layer.o, layer.o_bias, hidden)
-
-    def _mlp_half(self, layer: LayerWeights, *, n_tokens: int) -> None:
+    def _mlp(self, layer: LayerWeights, *, n_tokens: int) -> None:
         b = self.buffers
         hidden, inner = b.hidden[:n_tokens], b.inner[:n_tokens]
         n = self.spec.intermediate_size
@@ -253,7 +231,7 @@ class GpuDecoder:
 
     # ---- launches ----
 
-    def _embed(self, n_tokens: int) -> None:
+    def embed(self, n_tokens: int) -> None:
         from worker.gpu.kernels.pointwise import embed_kernel
 
         b = self.buffers
@@ -356,12 +334,11 @@ class GpuDecoder:
     def n_splits(self, n_rows: int) -> int:
         return decode_splits(rows=n_rows, n_kv_heads=self.spec.n_kv_heads, n_sms=self.gpu.n_sms)
 
-    def _decode_attention(
-        self, index: int, layer: LayerWeights, *, n_rows: int, rows: torch.Tensor, lens: torch.Tensor
-    ) -> None:
+    def _decode_attention(self, index: int, layer: LayerWeights, *, n_rows: int, head: HeadTensors) -> None:
         from worker.gpu.kernels.decode import decode_attention_kernel
 
-        b, spec, cache, tuning = self.buffers, self.spec, self.cache, self.tuning
+        b, spec, cache = self.buffers, self.spec, self.cache
+        tiles = self._tiles or decode_tiles(n_rows)
         s = cache.strides
         window = self._windows[index]
         n_splits = self.n_splits(n_rows)
@@ -371,8 +348,8 @@ class GpuDecoder:
             b.attention,
             cache.k[index],
             cache.v[index],
-            rows,
-            lens,
+            head.rows,
+            head.lens,
             self.rows.table,
             self.cos,
             self.sin,
@@ -382,6 +359,7 @@ class GpuDecoder:
             b.attention_part,
             b.attention_ml,
             b.attention_count,
+            head.chunk,
             spec.rms_eps,
             spec.head_dim**-0.5,
             cache.scale,
@@ -390,7 +368,6 @@ class GpuDecoder:
             s.block,
             s.position,
             s.head,
-            tuning.min_chunk,
             n_splits,
             N_HEADS=spec.n_heads,
             N_KV=spec.n_kv_heads,
@@ -398,13 +375,13 @@ class GpuDecoder:
             GROUP=self._group,
             GROUP_PAD=self._group_pad,
             BLOCK_SIZE=cache.block_size,
-            BLOCK_T=tuning.block_t,
+            BLOCK_T=tiles.block_t,
             BIAS=bias is not None,
             QK_NORM=layer.q_norm is not None,
             WINDOW=window is not None,
             PDL=self.pdl,
-            STAGES=tuning.stages,
-            num_warps=tuning.warps,
+            STAGES=tiles.stages,
+            num_warps=tiles.warps,
             launch_pdl=self.pdl,
         )
 

@@ -1,4 +1,4 @@
-"""Which decode batch sizes are captured as CUDA graphs, and which of them serves a step."""
+"""Which sizes are captured as CUDA graphs, and which of them serves a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def token_sizes(max_tokens: int) -> tuple[int, ...]:
+    """Token counts of mixed steps that are captured piece by piece: by 64 to 1,024, by 128 to 2,048, by 256 beyond,
+    so that padding wastes little. The last one holds `max_tokens`; steps of more than 4,352 tokens keep the device
+    busy longer than they take to launch, so they need none."""
+    steps = [*range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4353, 256)]
+    sizes = [size for size in steps if size < max_tokens]
+    if len(sizes) < len(steps):
+        sizes.append(-(-max_tokens // 64) * 64)
+    return tuple(sizes)
+
+
 def pick_size(sizes: tuple[int, ...], n_rows: int) -> int | None:
-    """The smallest captured size that holds `n_rows`; None when none does."""
+    """The smallest captured size that holds `n_rows` (or tokens); None when none does."""
     index = bisect_left(sizes, n_rows)
     return sizes[index] if index < len(sizes) else None

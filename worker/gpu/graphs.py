@@ -1,7 +1,10 @@
-"""CUDA graphs of decode steps: per size one of the forward pass and one of the lean sampler.
+"""CUDA graphs. A decode step has, per size, one of the forward pass and one of the lean sampler.
 
-Both are replayed one after the other; a step whose rows need more than the lean sampler replays only the first.
+Both are replayed one after the other; a step whose rows need more than the lean sampler replays the first only.
 Graphs read the step from the staging head at fixed addresses, so replaying is all that a step does.
+
+A mixed step is captured in pieces, per number of tokens: everything between one layer's attention and the next.
+Attention itself, whose launch depends on the step, is launched between the pieces.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -24,6 +28,8 @@ class GraphSet:
     """All captured sizes; they share one memory pool."""
 
     graphs: dict[int, DecodeGraph]
+    pieces: dict[int, list[torch.cuda.CUDAGraph]]
+    """By number of tokens: `n_layers + 1` pieces."""
     seconds: float
 
 
@@ -32,6 +38,8 @@ def capture(
     *,
     forward: Callable[[int], None],
     sample: Callable[[int], None],
+    token_sizes: tuple[int, ...],
+    pieces: Callable[[int], list[Callable[[], None]]],
     stream: torch.cuda.Stream,
 ) -> GraphSet:
     """Run each size once, so that every kernel is compiled and loaded, then capture it; the largest first, so
@@ -39,17 +47,30 @@ def capture(
     started = time.perf_counter()
     pool = torch.cuda.graph_pool_handle()
     graphs: dict[int, DecodeGraph] = {}
-    for size in sorted(sizes, reverse=True):
-        with torch.cuda.stream(stream):
+    piece_graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for n_tokens in sorted(token_sizes, reverse=True):
+            bodies = pieces(n_tokens)
+            # All layers are alike: the first two pieces and the last load every kernel.
+            for body in (*bodies[:2], bodies[-1]):
+                body()
+            stream.synchronize()
+            piece_graphs[n_tokens] = [_capture_one(body, pool) for body in bodies]
+        for size in sorted(sizes, reverse=True):
             forward(size)
             sample(size)
-        stream.synchronize()
-        captured = []
-        for body in (forward, sample):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                body(size)
-            captured.append(graph)
-        graphs[size] = DecodeGraph(*captured)
+            stream.synchronize()
+            graphs[size] = DecodeGraph(
+                _capture_one(partial(forward, size), pool), _capture_one(partial(sample, size), pool)
+            )
     stream.synchronize()
-    return GraphSet(graphs, time.perf_counter() - started)
+    return GraphSet(graphs, piece_graphs, time.perf_counter() - started)
+
+
+def _capture_one(body: Callable[[], None], pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+    # Not `torch.cuda.graph`: it collects garbage and empties the allocator's cache each time.
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    body()
+    graph.capture_end()
+    return graph

@@ -6,7 +6,6 @@ Penalties, bias, min_tokens, typical-p and logprobs go through `worker/sampling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 
 from proto.worker_pb2 import Sampling
 from worker.gpu.buffers import SAMPLE_TILE, Buffers
+from worker.gpu.head import HeadTensors
 from worker.gpu.step_plan import SampleKeys
 from worker.sampling import RawLogprobs, Sampler
 from worker.sampling_noise import row_keys
@@ -29,23 +29,6 @@ class Level(IntEnum):
     LEAN = 0
     FILTERED = 1
     GENERAL = 2
-
-
-@dataclass(slots=True)
-class HeadTensors:
-    """Views of the staging buffer on the device, at fixed addresses; see `staging.HEAD_FIELDS`."""
-
-    rows: torch.Tensor
-    lens: torch.Tensor
-    sample_rows: torch.Tensor
-    sample_index: torch.Tensor
-    key0: torch.Tensor
-    key1: torch.Tensor
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    log_min_p: torch.Tensor
-    slot: torch.Tensor
 
 
 class GpuSampler:

@@ -55,8 +55,12 @@ class HeadLayout:
         return len(HEAD_FIELDS) * self.stride
 
     @property
-    def n_words(self) -> int:
+    def chunk_offset(self) -> int:
         return self.slot_offset + ALIGN
+
+    @property
+    def n_words(self) -> int:
+        return self.chunk_offset + ALIGN
 
 
 class TailWriter:

@@ -18,7 +18,7 @@ from worker.gpu.cache import PagedCache
 from worker.gpu.choices import decode_splits
 from worker.gpu.core import LAUNCH_DEPTH, CoreShape, GpuCore
 from worker.gpu.device import Gpu, check_model, find_gpu
-from worker.gpu.graph_sizes import graph_sizes
+from worker.gpu.graph_sizes import graph_sizes, token_sizes
 from worker.gpu.memory import Measured, gpu_kv_budget
 from worker.gpu.runner import GpuRunner
 from worker.gpu.warmup import blocks_for_largest_step, largest_step
@@ -79,6 +79,7 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
             max_context=min(checkpoint.max_context, config.max_total_tokens or checkpoint.max_context),
             block_size=config.block_size,
             graph_sizes=graph_sizes(config.max_batch_size) if config.cuda_graphs == "on" else (),
+            token_sizes=token_sizes(config.max_step_tokens) if config.cuda_graphs == "on" else (),
         )
         n_programs = max(
             size * spec.n_kv_heads * decode_splits(rows=size, n_kv_heads=spec.n_kv_heads, n_sms=gpu.n_sms)
@@ -86,7 +87,7 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
         )
         buffers = make_buffers(
             spec,
-            max_tokens=shape.max_step_tokens + 8,
+            max_tokens=max(shape.max_step_tokens + 64, *shape.graph_sizes, *shape.token_sizes, 0),
             max_rows=shape.max_rows,
             n_programs=n_programs,
             dtype=dtype,
@@ -101,7 +102,12 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
         if shape.graph_sizes:
             core.capture_graphs()
             assert core.graphs is not None
-            log.info("graphs captured", sizes=len(shape.graph_sizes), seconds=round(core.graphs.seconds, 2))
+            log.info(
+                "graphs captured",
+                sizes=len(shape.graph_sizes),
+                token_sizes=len(shape.token_sizes),
+                seconds=round(core.graphs.seconds, 2),
+            )
     except torch.OutOfMemoryError as error:
         raise StartError(
             f"the model does not fit into the {gpu.memory_bytes >> 20} MiB of {gpu.name}: {str(error).splitlines()[0]} "
@@ -193,6 +199,6 @@ def _measure(parts: _Parts, config: WorkerConfig, *, weight_bytes: int) -> Measu
         weights=weight_bytes,
         workspace=workspace,
         transient=transient,
-        graphs=_GRAPH_BYTES * len(parts.shape.graph_sizes),
+        graphs=_GRAPH_BYTES * (len(parts.shape.graph_sizes) + len(parts.shape.token_sizes)),
         free=free,
     )

@@ -80,11 +80,14 @@ def pack(
     n_padded: int,
     keys: SampleKeys,
     slot: int,
+    chunk: int,
 ) -> StepPlan:
-    """Fill `buffer`, which holds at least `n_words_needed`."""
+    """Fill `buffer`, which holds at least `n_words_needed`. slot: where the device puts the result; chunk: KV
+    positions of one split of decode attention."""
     n = batch.n_decode
     sampled = sampled_places(batch)
-    _fill_head(batch, buffer=buffer, layout=layout, n_padded=n_padded, sampled=sampled, keys=keys, slot=slot)
+    _fill_head(batch, buffer=buffer, layout=layout, n_padded=n_padded, sampled=sampled, keys=keys)
+    buffer[layout.slot_offset], buffer[layout.chunk_offset] = slot, chunk
     tail = TailWriter(buffer, start=layout.n_words)
     spans = None
     new_rows, new_columns, new_blocks = delta.take(batch.rows, batch.kv_lens, batch.block_tables)
@@ -119,7 +122,6 @@ def _fill_head(
     n_padded: int,
     sampled: npt.NDArray[np.int64],
     keys: SampleKeys,
-    slot: int,
 ) -> None:
     n, n_sampled = batch.n_decode, len(sampled)
 
@@ -146,7 +148,6 @@ def _fill_head(
         ("log_min_p", keys.log_min_p),
     ):
         field(name)[:n_sampled] = np.ascontiguousarray(values).view(np.int32)
-    buffer[layout.slot_offset] = slot
 
 
 def _chunk_ids(batch: StepBatch, *, rows: I32, q_lens: I32, kv_lens: I32) -> I32:

@@ -10,7 +10,7 @@ import triton.language as tl
 from worker.gpu.kernels.pdl import let_successor_start, wait_for_predecessor
 
 
-@triton.jit(do_not_specialize=["n_splits", "min_chunk", "window"])
+@triton.jit(do_not_specialize=["n_splits", "window"])
 def decode_attention_kernel(
     qkv_ptr,
     out_ptr,
@@ -27,6 +27,7 @@ def decode_attention_kernel(
     part_ptr,
     ml_ptr,
     count_ptr,
+    chunk_ptr,
     eps,
     scale,
     kv_scale,
@@ -35,7 +36,6 @@ def decode_attention_kernel(
     s_block,
     s_pos,
     s_head,
-    min_chunk,
     n_splits,
     N_HEADS: tl.constexpr,
     N_KV: tl.constexpr,
@@ -56,7 +56,8 @@ def decode_attention_kernel(
     writes the new k and v to the cache. `len` counts the new token; 0 marks a padding row: nothing is read or
     written for it. part: float32 [rows, N_KV, n_splits, GROUP_PAD, D]; ml: float32 [rows, N_KV, n_splits, 2,
     GROUP_PAD]; count: int32 [rows, N_KV], zero, left zero. D is the rotary width and a power of two.
-    WINDOW: only the last `window` positions count."""
+    WINDOW: only the last `window` positions count. chunk: int32 [1], the positions that one split should hold, chosen
+    by the host so that the splits of all rows together fill the device once; a row has at most n_splits."""
     kv = tl.program_id(0)
     split = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
@@ -71,8 +72,8 @@ def decode_attention_kernel(
     if WINDOW:
         first = tl.maximum(length - window, 0)
     n_old = length - 1 - first
-    chunk = tl.cdiv(n_old, n_splits)
-    chunk = tl.maximum(tl.cdiv(chunk, BLOCK_T) * BLOCK_T, min_chunk)
+    chunk = tl.maximum(tl.cdiv(n_old, n_splits), tl.load(chunk_ptr))
+    chunk = tl.cdiv(chunk, BLOCK_T) * BLOCK_T
     n_active = tl.maximum(tl.cdiv(n_old, chunk), 1)
     if split >= n_active:
         wait_for_predecessor(PDL)

@@ -43,3 +43,40 @@ def decode_inputs_kernel(
     tl.store(ids_ptr + i, token, mask=mask)
     tl.store(position_ptr + i, tl.maximum(length - 1, 0), mask=mask)
     tl.store(token_row_ptr + i, tl.where(live, row, -1), mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=["n_decode", "n_chunk", "n_total"],
+    do_not_specialize_on_alignment=["chunk_ids_ptr", "chunk_position_ptr", "chunk_row_ptr"],
+)
+def mixed_inputs_kernel(
+    rows_ptr,
+    lens_ptr,
+    last_ptr,
+    chunk_ids_ptr,
+    chunk_position_ptr,
+    chunk_row_ptr,
+    ids_ptr,
+    position_ptr,
+    token_row_ptr,
+    n_decode,
+    n_chunk,
+    n_total,
+    BLOCK: tl.constexpr,
+):
+    """The tokens of a mixed step: decode rows, then the chunks' tokens, then padding up to n_total. Rows are given for
+    chunk tokens alone, -1 elsewhere: decode attention rotates and appends its own."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n_total
+    is_decode = i < n_decode
+    is_chunk = (i >= n_decode) & (i < n_decode + n_chunk)
+    length = tl.load(lens_ptr + i, mask=is_decode, other=0)
+    row = tl.load(rows_ptr + i, mask=is_decode, other=0)
+    last = tl.load(last_ptr + row, mask=is_decode, other=0)
+    c = i - n_decode
+    token = tl.where(is_decode, last, tl.load(chunk_ids_ptr + c, mask=is_chunk, other=0))
+    position = tl.load(chunk_position_ptr + c, mask=is_chunk, other=0)
+    chunk_row = tl.load(chunk_row_ptr + c, mask=is_chunk, other=-1)
+    tl.store(ids_ptr + i, token, mask=mask)
+    tl.store(position_ptr + i, tl.where(is_decode, tl.maximum(length - 1, 0), position), mask=mask)
+    tl.store(token_row_ptr + i, chunk_row, mask=mask)
