@@ -41,6 +41,6 @@ def _check_length(n: int, *, params: Params, model: ModelInfo, param: str) -> No
         raise invalid(
             f"The prompt has {n} tokens and {wanted} more are asked for, {n + wanted} in all; the limit is"
             f" {model.max_total_tokens} (max_total_tokens).",
-            param="max_tokens",
+            param=params.max_tokens_field,
             code="context_length_exceeded",
         )

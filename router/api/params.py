@@ -43,6 +43,8 @@ class Params:
     include_stop: bool
     skip_special: bool
     max_new_tokens: int | None
+    max_tokens_field: str
+    """Which field set it, for messages."""
     default_max_new_tokens: int | None
     """Where the request says nothing: at most so many, and never past the context's end."""
     priority: int
@@ -123,6 +125,7 @@ def build_params(
         include_stop=bool(request.include_stop_str_in_output),
         skip_special=request.skip_special_tokens is not False,
         max_new_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
         default_max_new_tokens=default_max_tokens,
         priority=_integer("priority", request.priority, default=0, low=-_MAX_PRIORITY, high=_MAX_PRIORITY),
         deadline_s=_timeout(request.timeout),
