@@ -22,6 +22,7 @@ class ChatFormat:
         self._names = names
         self._with_logprobs = job.params.sampling.logprobs
         self._continuous = job.params.continuous_usage
+        self._with_ids = job.params.return_token_ids
         head = _encode(
             {
                 "id": job.id,
@@ -43,7 +44,7 @@ class ChatFormat:
         return self._event(choice, delta, None)
 
     def delta(self, choice: Choice, text: str, entries: list[LogprobEntry]) -> bytes:
-        if self._with_logprobs or self._continuous:
+        if self._with_logprobs or self._continuous or self._with_ids:
             logprobs = chat_logprobs_value(entries, self._names) if self._with_logprobs else None
             return self._event(choice, {"content": text}, logprobs)
         return self._text_heads[choice.index] + _encode(text) + self._text_tail
@@ -72,12 +73,16 @@ class ChatFormat:
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         text = choice.take()
         entries = choice.take_entries()
-        return {
+        value: dict[str, Any] = {
             "index": choice.index,
             "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": chat_logprobs_value(entries, self._names) if self._with_logprobs else None,
             "finish_reason": choice.finish,
         }
+        if self._with_ids:
+            value["token_ids"] = choice.take_token_ids()
+            value["prompt_token_ids"] = self._job.prompt_of(choice).tolist()
+        return value
 
     def _event(
         self,
@@ -87,7 +92,14 @@ class ChatFormat:
         *,
         finish: str | None = None,
     ) -> bytes:
-        value = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        value: dict[str, Any] = {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }
+        if self._with_ids:
+            value["token_ids"] = choice.take_token_ids()
         if self._continuous:
             return self._head + _encode(value) + b'],"usage":' + _encode(self._job.usage()) + b"}\n\n"
         return self._head + _encode(value) + self._tail

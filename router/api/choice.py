@@ -33,6 +33,8 @@ class ChoiceOptions:
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     logprobs: bool = False
+    token_ids: bool = False
+    """Keep the ids of the output for the client."""
     min_tokens: int = 0
     """Stop strings are looked for only in the text after so many tokens."""
 
@@ -61,6 +63,7 @@ class Choice:
         "queue_s",
         "started",
         "stopped_early",
+        "token_ids",
     )
 
     def __init__(
@@ -86,6 +89,7 @@ class Choice:
         self.n_tokens = 0
         """Tokens generated, those that show no text included."""
         self.entries: list[LogprobEntry] = []
+        self.token_ids: list[int] = []
         self.prompt_logprobs: list[PromptLogprob] = []
         self.finish: str | None = None
         self.error: ErrorInfo | None = None
@@ -108,6 +112,8 @@ class Choice:
         if self.ended:
             return
         self.n_tokens += 1
+        if self._options.token_ids:
+            self.token_ids.append(token)
         # The token that stops an answer is no part of its text, unless the request wants it.
         hidden = reason == FinishReason.STOP and not self._options.include_stop
         if not hidden:
@@ -144,6 +150,11 @@ class Choice:
             n += 1
         self.entries = entries[n:]
         return entries[:n]
+
+    def take_token_ids(self) -> list[int]:
+        """The ids since the last call, that of a token that ended the answer included."""
+        ids, self.token_ids = self.token_ids, []
+        return ids
 
     # ---- inside ----
 

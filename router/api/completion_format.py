@@ -33,6 +33,7 @@ class CompletionFormat:
         self._echo = echo
         self._with_logprobs = job.params.sampling.logprobs
         self._continuous = job.params.continuous_usage
+        self._with_ids = job.params.return_token_ids
         head = _encode(
             {
                 "id": job.id,
@@ -54,7 +55,7 @@ class CompletionFormat:
         return self._event(choice, self._echoed(choice), logprobs)
 
     def delta(self, choice: Choice, text: str, entries: list[LogprobEntry]) -> bytes:
-        if self._with_logprobs or self._continuous:
+        if self._with_logprobs or self._continuous or self._with_ids:
             return self._event(choice, text, self._logprobs(choice, entries))
         return self._text_heads[choice.index] + _encode(text) + self._text_tail
 
@@ -90,6 +91,9 @@ class CompletionFormat:
         value = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}
         if self._job.params.sampling.prompt_logprobs and self._echo is None:
             value["prompt_logprobs"] = self._scores(choice).as_objects(self._names)
+        if self._with_ids:
+            value["token_ids"] = choice.take_token_ids()
+            value["prompt_token_ids"] = self._job.prompt_of(choice).tolist()
         return value
 
     def _logprobs(self, choice: Choice, entries: list[LogprobEntry]) -> dict[str, Any] | None:
@@ -110,6 +114,8 @@ class CompletionFormat:
         self, choice: Choice, text: str, logprobs: dict[str, Any] | None, *, finish: str | None = None
     ) -> bytes:
         value = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        if self._with_ids:
+            value["token_ids"] = choice.take_token_ids()
         if self._continuous:
             return self._head + _encode(value) + b'],"usage":' + _encode(self._job.usage()) + b"}\n\n"
         return self._head + _encode(value) + self._tail

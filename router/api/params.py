@@ -52,6 +52,8 @@ class Params:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    return_token_ids: bool
+    """Answer with the ids of prompt and output beside their text."""
 
     def max_new_tokens_for(self, n_prompt: int, model: ModelInfo) -> int | None:
         """None: as many as the context holds."""
@@ -132,6 +134,7 @@ def build_params(
         stream=stream,
         include_usage=bool(options and (options.include_usage or options.continuous_usage_stats)),
         continuous_usage=bool(options and options.continuous_usage_stats),
+        return_token_ids=bool(request.return_token_ids),
     )
 
 

@@ -40,6 +40,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
     prompt_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     priority: int | None = None

@@ -117,3 +117,13 @@ async def test_echo_with_logprobs(make_api: MakeApi) -> None:
     assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -2.0, -0.5, -0.5]
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
     assert choice["logprobs"]["top_logprobs"][:2] == [None, {"D": -0.25}]
+
+
+async def test_token_ids_beside_the_text(make_api: MakeApi) -> None:
+    api = make_api(ANSWER)
+    choice = (await api.complete(prompt=[5, 6], return_token_ids=True)).json()["choices"][0]
+    assert choice["prompt_token_ids"] == [5, 6]
+    whole = choice["token_ids"]
+    assert whole[: len(ids(" world"))] == ids(" world")
+    chunks = events((await api.complete(stream=True, return_token_ids=True)).text)
+    assert [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]] == whole
