@@ -115,7 +115,11 @@ class WorkerConfig:
         "this.",
         unit="steps",
     )
-    threads: int = flag(0, help="CPU threads that compute; 0: one per available core.", unit="threads")
+    threads: int = flag(
+        0,
+        help="CPU threads that compute; 0: all available cores for prompts, one less for decode steps.",
+        unit="threads",
+    )
     cache_dir: str = flag(
         "",
         help="Folder for downloaded models; empty: the usual cache folder of the user.",
