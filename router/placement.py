@@ -148,9 +148,12 @@ def fits(
     return shared + peak <= shape.n_blocks
 
 
-def cheapest(prospects: Sequence[Prospect], *, tie_break: float) -> Prospect:
-    """Ties are broken at random, so that equal replicas share the load; a request's `tie_break` in [0, 1)
-    stays the same, so that every replica's composition comes to the same answer."""
-    least = min(p.cost for p in prospects)
-    ties = [p for p in prospects if p.cost == least]
-    return ties[int(tie_break * len(ties))]
+def by_cost(prospects: Sequence[Prospect], *, tie_break: float) -> list[Prospect]:
+    """Cheapest first. Ties are broken at random, so that equal replicas share the load; a request's
+    `tie_break` in [0, 1) stays the same, so that every replica's composition comes to the same answer."""
+
+    def rank(offer: Prospect) -> tuple[float, float]:
+        # A fraction that depends on the request and the replica alone (golden ratio: spread evenly).
+        return (offer.cost, (tie_break + offer.replica.replica_id * 0.6180339887498949) % 1.0)
+
+    return sorted(prospects, key=rank)

@@ -13,7 +13,7 @@ import numpy as np
 from proto.codec import pack_i32
 from proto.worker_pb2 import Admit, Step
 from router.budget import AnswerLengths
-from router.placement import ROW_COST_TOKENS, Prospect, cheapest, fits, prospect
+from router.placement import ROW_COST_TOKENS, Prospect, by_cost, fits, prospect
 from router.plan import StepPlan
 from router.queue import RequestQueue
 from router.replica_state import InFlight, ReplicaState
@@ -185,7 +185,7 @@ class Policy:
         now: float,
     ) -> None:
         candidates = [other for other in replicas if other.alive]
-        seen = (self._queue.version, [(r.replica_id, r.version, r.suspect, r.probing) for r in candidates])
+        seen = (self._queue.version, rs.version, rs.suspect, rs.probing, len(candidates))
         if rs.tried_in_vain == seen:
             return
         blocked: list[Request] = []
@@ -206,9 +206,9 @@ class Policy:
                 return
             n_scanned += 1
             request.wait = None
-            best = self._place(request, candidates, left)
-            if best is None and self._make_way(rs, plan, request):
-                best = self._place(request, [rs], left)
+            best = self._place(rs, request, candidates, left)
+            if best is None and self._make_way(rs, plan, request, candidates):
+                best = self._place(rs, request, [rs], left)
             if best is not None and best.wait is not None:
                 request.wait = best.wait
                 n_left += 1
@@ -235,34 +235,73 @@ class Policy:
             rs.tried_in_vain = seen
 
     def _place(
-        self, request: Request, candidates: list[ReplicaState], left: dict[int, Left]
+        self, rs: ReplicaState, request: Request, candidates: list[ReplicaState], left: dict[int, Left]
     ) -> Prospect | None:
-        """Where it should run, None when it fits nowhere. `left`: what this composition leaves to others."""
-        offers = []
-        # A request that has seen a loss is no good probe: it may be the cause, and a second loss ends it.
-        proven = request.n_deaths > 0 and any(not rs.probing and not rs.suspect for rs in candidates)
-        for rs in candidates:
-            if rs.suspect or (rs.probing and (rs.n_running or proven)):
+        """Where it should run; None when it does not fit on `rs`, wherever else it may. Every replica's
+        composition comes to the same choice. `left`: what this composition leaves to others."""
+        if not self._may_take(rs, request, candidates):
+            return None
+        mine = prospect(rs, request, prefix_caching=self.limits.prefix_caching)
+        if mine.wait is None and not self._fits(rs, request, mine.n_cached):
+            return None
+        offers = [mine]
+        for other in candidates:
+            if other is rs or not self._may_take(other, request, candidates):
                 continue
-            offer = prospect(rs, request, prefix_caching=self.limits.prefix_caching)
-            taken = left.get(rs.replica_id)
+            offer = prospect(other, request, prefix_caching=self.limits.prefix_caching)
+            taken = left.get(other.replica_id)
             if taken is not None:
-                if taken.n_rows >= rs.n_free_rows:
+                if taken.n_rows >= other.n_free_rows:
                     continue
                 offer.cost += taken.cost
-            if offer.wait is not None or fits(rs, request, n_cached=offer.n_cached, lengths=self._lengths):
+            if offer.cost <= mine.cost:
                 offers.append(offer)
-        return cheapest(offers, tie_break=request.tie_break) if offers else None
+        for offer in by_cost(offers, tie_break=request.tie_break):
+            if offer is mine or offer.wait is not None:
+                return offer
+            if self._fits(offer.replica, request, offer.n_cached):
+                return offer
+        raise AssertionError("the own offer is among the offers")
+
+    @staticmethod
+    def _may_take(rs: ReplicaState, request: Request, candidates: list[ReplicaState]) -> bool:
+        if rs.suspect:
+            return False
+        if not rs.probing:
+            return True
+        # A request that has seen a loss is no good probe: it may be the cause, and a second loss ends it.
+        proven = request.n_deaths > 0 and any(not r.probing and not r.suspect for r in candidates)
+        return rs.n_running == 0 and not proven
+
+    def _fits(self, rs: ReplicaState, request: Request, n_cached: int) -> bool:
+        """As `fits`; a refusal holds until the replica's set of requests changes."""
+        if rs.misfits_version != rs.version:
+            rs.misfits_version = rs.version
+            rs.misfits.clear()
+        if request.order in rs.misfits:
+            return False
+        if fits(rs, request, n_cached=n_cached, lengths=self._lengths):
+            return True
+        rs.misfits.add(request.order)
+        return False
 
     @staticmethod
     def _outranks(rs: ReplicaState, request: Request) -> bool:
         """Whether a row of a later priority class runs."""
         return bool((rs.priority[rs.leased] > request.priority).any())
 
-    def _make_way(self, rs: ReplicaState, plan: StepPlan, request: Request) -> bool:
-        """Preempt rows of a later priority class, the fewest that let the request in. Whether any were."""
-        if rs.probing or rs.suspect:
+    def _make_way(
+        self, rs: ReplicaState, plan: StepPlan, request: Request, candidates: list[ReplicaState]
+    ) -> bool:
+        """Preempt rows of a later priority class, the fewest that let the request in, unless it fits
+        elsewhere. Whether any were."""
+        if rs.probing or rs.suspect or not self._outranks(rs, request):
             return False
+        for other in candidates:
+            if other is not rs and self._may_take(other, request, candidates):
+                offer = prospect(other, request, prefix_caching=self.limits.prefix_caching)
+                if offer.wait is not None or self._fits(other, request, offer.n_cached):
+                    return False
         rows = [
             row
             for row in np.flatnonzero(rs.leased).tolist()

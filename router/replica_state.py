@@ -114,6 +114,9 @@ class ReplicaState:
         self.tried_in_vain: object = None
         """What queue and replicas were like when nothing that waits fitted. Steps only make it tighter, so
         it is not tried again before one of them changes."""
+        self.misfits: set[int] = set()
+        """Arrival numbers of requests that did not fit, valid for `misfits_version`."""
+        self.misfits_version = -1
         self.steps_since_admit = 0
         self.last_step_us = 0
         self.idle_us = 0
@@ -240,6 +243,7 @@ class ReplicaState:
         rows = [row for row in self.draining if self.leases[row] is not None]
         for row in rows:
             self.release_lease(row)
+        self.version += bool(rows)
         return bool(rows)
 
     def publish(self, row: int) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from router.placement import Prospect, cheapest
+from router.placement import Prospect, by_cost
 from tests.router.sim import Sim, text
 
 
@@ -105,11 +105,13 @@ def test_waiting_for_a_prefix_ends_when_its_replica_falls_silent() -> None:
 def test_the_choice_among_equals_is_the_same_for_every_replica() -> None:
     sim = Sim(n_replicas=3)
     offers = [Prospect(replica=rs, n_cached=0, wait=None, cost=1.0) for rs in sim.core.replicas.values()]
-    chosen = {cheapest(offers, tie_break=x / 30).replica.replica_id for x in range(30)}
+    chosen = {by_cost(offers, tie_break=x / 30)[0].replica.replica_id for x in range(30)}
     assert chosen == {0, 1, 2}
-    assert cheapest(offers, tie_break=0.5) is cheapest(offers, tie_break=0.5)
+    for x in range(30):  # also when it is asked in another order
+        first = by_cost(offers, tie_break=x / 30)[0]
+        assert by_cost(offers[::-1], tie_break=x / 30)[0] is first
     offers[1].cost = 0.5
-    assert cheapest(offers, tie_break=0.99) is offers[1]
+    assert by_cost(offers, tie_break=0.99)[0] is offers[1]
 
 
 def test_a_replica_that_comes_back_under_load_takes_its_share_again() -> None:
