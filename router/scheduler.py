@@ -26,6 +26,7 @@ from router.core import SchedulerCore
 from router.discovery import Lookup, look_up
 from router.errors import RouterError, UnavailableError
 from router.fleet import Fleet
+from router.guard import Guard
 from router.ipc.messages import (
     Accepted,
     AdminCall,
@@ -431,8 +432,8 @@ class Scheduler:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
-    def _guard(self) -> _Guard:
-        return _Guard(self.fail)
+    def _guard(self) -> Guard:
+        return Guard(self.fail)
 
     def fail(self, error: BaseException) -> None:
         """The scheduler can't go on: readiness turns false and `failed` is done."""
@@ -440,21 +441,3 @@ class Scheduler:
             return
         self.failed.set_exception(error)
         self._push_state()
-
-
-class _Guard:
-    """Nothing that a callback raises is lost."""
-
-    __slots__ = ("_fail",)
-
-    def __init__(self, fail: Callable[[BaseException], None]) -> None:
-        self._fail = fail
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            self._fail(error)
-            return True
-        return False
