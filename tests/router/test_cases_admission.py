@@ -231,7 +231,7 @@ def test_a_large_request_is_passed_a_bounded_number_of_times(passes: int) -> Non
 def test_requests_leave_nothing_behind() -> None:
     """TGI #801, SGLang #6914: memory is flat over many short requests."""
     sim = Sim(check=False, block_size=16, max_batch_size=8, fake_n_blocks=65)
-    n_rounds = 50_000 // 20 if FULL else 30
+    n_rounds = 50_000 // 20 if FULL else 15
 
     def round_of_requests(seed: int) -> None:
         for i in range(20):
@@ -241,7 +241,7 @@ def test_requests_leave_nothing_behind() -> None:
         sim.events.clear()
         sim.replicas[0].runner.step_sizes.clear()
 
-    for i in range(60 if FULL else 20):
+    for i in range(60 if FULL else 8):
         round_of_requests(i)
     tracemalloc.start()
     for i in range(10):

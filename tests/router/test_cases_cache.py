@@ -69,6 +69,8 @@ def test_random_cancels_then_golden_prompts() -> None:
         for _ in range(4):
             sim.submit(rng.choice(prompts), n_new=rng.randrange(1, 20))
         sim.turn()
+        while sim.core.n_requests > 100:
+            sim.turn()
         live = [i for i, answer in sim.answers.items() if not answer.done]
         if live and rng.random() < 0.7:
             sim.cancel(*rng.sample(live, min(len(live), 2)))
@@ -96,7 +98,14 @@ def test_cold_warm_and_around_a_block_border(block_size: int) -> None:
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_32_requests_preempted_again_and_again(window: int) -> None:
     """vLLM #57562: text equals the run without preemption, no token twice or missing."""
-    sim = Sim(block_size=4, max_batch_size=32, fake_n_blocks=60, fake_strict=True, config={"window": window})
+    sim = Sim(
+        check=window == 2,
+        block_size=4,
+        max_batch_size=32,
+        fake_n_blocks=60,
+        fake_strict=True,
+        config={"window": window},
+    )
     sim.core.lengths._prior = 1  # guesses far too low: everything is let in, and has to give way again
     for i in range(32):
         sim.submit(text(10, seed=i), n_new=60)
