@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 
 _FIRST_LOOK = 256
-"""Candidates fetched for top-p before falling back to a full sort."""
+"""Candidates fetched for top-p at first."""
+_WIDER = 8
+"""Factor of the next look, when the candidates fetched do not hold the mass yet."""
 _TIES = 8
 """Candidates beyond the largest top-k, so that tokens level with the last one are kept for all rows alike."""
 
@@ -44,7 +46,7 @@ def candidates(logits: torch.Tensor, params: FilterParams) -> tuple[torch.Tensor
     order, -inf for tokens that are filtered out; at least one survives."""
     vocab = logits.shape[-1]
     if params.typical_p is not None:
-        look = vocab
+        look = min(look * _WIDER, vocab)
     elif params.largest_k < vocab:
         look = params.largest_k + _TIES
     else:
@@ -61,7 +63,7 @@ def candidates(logits: torch.Tensor, params: FilterParams) -> tuple[torch.Tensor
             covered |= params.top_k <= look - _TIES
         if bool(covered.all()):
             break
-        look = vocab
+        look = min(look * _WIDER, vocab)
     return _mask(values, params, total=total), ids
 
 
