@@ -46,7 +46,7 @@ def candidates(logits: torch.Tensor, params: FilterParams) -> tuple[torch.Tensor
     order, -inf for tokens that are filtered out; at least one survives."""
     vocab = logits.shape[-1]
     if params.typical_p is not None:
-        look = min(look * _WIDER, vocab)
+        look = vocab
     elif params.largest_k < vocab:
         look = params.largest_k + _TIES
     else:
