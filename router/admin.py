@@ -28,6 +28,7 @@ class AdminOps:
             "flush_cache": self._flush_cache,
             "check": self._check,
             "drain": self._drain,
+            "drain_replica": self._drain_replica,
         }
 
     def call(self, op: str, args: Mapping[str, Any]) -> Any:
@@ -69,6 +70,7 @@ class AdminOps:
                     "n_in_flight": len(rs.in_flight),
                     "half_open": rs.probing,
                     "suspect": rs.suspect,
+                    "draining": rs.closing,
                     "last_step_us": rs.last_step_us,
                     "blocks": asdict(rs.allocator.stats()),
                 }
@@ -80,6 +82,7 @@ class AdminOps:
             "router_id": scheduler.router_id,
             "n_waiting": len(core.queue) if core is not None else 0,
             "n_requests": core.n_requests if core is not None else 0,
+            "oldest_wait_s": scheduler.oldest_wait_s,
             "replicas": replicas,
         }
 
@@ -123,3 +126,11 @@ class AdminOps:
     def _drain(self, args: Mapping[str, Any]) -> dict[str, Any]:
         self._scheduler.begin_drain()
         return {"draining": True}
+
+    def _drain_replica(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """`address` as in the state; `on` false takes it back."""
+        address, on = args.get("address"), args.get("on", True)
+        if not isinstance(address, str) or not isinstance(on, bool):
+            raise InvalidRequestError("drain_replica needs `address`, a text, and takes `on`, true or false")
+        n_running = self._scheduler.drain_replica(address, on=on)
+        return {"address": address, "draining": on, "n_running": n_running}

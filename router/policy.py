@@ -167,7 +167,7 @@ class Policy:
     def _may_join(self, rs: ReplicaState) -> bool:
         """TGI's gate: `waiting_served_ratio` and `max_waiting_tokens`."""
         n_waiting = len(self._queue)
-        if n_waiting == 0 or rs.suspect:
+        if n_waiting == 0 or not rs.takes_new:
             return False
         if rs.probing:
             return rs.n_running == 0
@@ -185,7 +185,7 @@ class Policy:
         now: float,
     ) -> None:
         candidates = [other for other in replicas if other.alive]
-        seen = (self._queue.version, rs.version, rs.suspect, rs.probing, len(candidates))
+        seen = (self._queue.version, rs.version, rs.takes_new, rs.probing, len(candidates))
         if rs.tried_in_vain == seen:
             return
         blocked: list[Request] = []
@@ -265,12 +265,12 @@ class Policy:
 
     @staticmethod
     def _may_take(rs: ReplicaState, request: Request, candidates: list[ReplicaState]) -> bool:
-        if rs.suspect:
+        if not rs.takes_new:
             return False
         if not rs.probing:
             return True
         # A request that has seen a loss is no good probe: it may be the cause, and a second loss ends it.
-        proven = request.n_deaths > 0 and any(not r.probing and not r.suspect for r in candidates)
+        proven = request.n_deaths > 0 and any(not r.probing and r.takes_new for r in candidates)
         return rs.n_running == 0 and not proven
 
     def _fits(self, rs: ReplicaState, request: Request, n_cached: int) -> bool:
@@ -295,7 +295,7 @@ class Policy:
     ) -> bool:
         """Preempt rows of a later priority class, the fewest that let the request in, unless it fits
         elsewhere. Whether any were."""
-        if rs.probing or rs.suspect or not self._outranks(rs, request):
+        if rs.probing or not rs.takes_new or not self._outranks(rs, request):
             return False
         for other in candidates:
             if other is not rs and self._may_take(other, request, candidates):

@@ -63,6 +63,8 @@ class ReplicaState:
         """Half open after a loss: one request and one step at a time until a result has come."""
         self.suspect = False
         """It has stopped answering and may be lost: nothing new is given to it."""
+        self.closing = False
+        """It is to be taken away: what runs there ends there, nothing new is given to it."""
         n = shape.max_rows
         # np.zeros maps pages lazily: only what rows really use takes memory.
         self.tokens: I32 = np.zeros((n, shape.row_tokens + 1), dtype=np.int32)
@@ -123,6 +125,11 @@ class ReplicaState:
         self.worker_queue = 0
 
     # ---- what it holds ----
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether requests may be given to it."""
+        return not (self.suspect or self.closing)
 
     @property
     def n_running(self) -> int:

@@ -72,7 +72,7 @@ class PrefixWait:
         rs, row = self.replica, self.row
         return (
             rs.alive
-            and not rs.suspect
+            and rs.takes_new
             and int(rs.epoch[row]) == self.epoch
             and int(rs.n_scheduled[row]) < self.until
         )

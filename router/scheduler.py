@@ -24,7 +24,7 @@ from router.admin import AdminOps
 from router.config import RouterConfig
 from router.core import SchedulerCore
 from router.discovery import Lookup, look_up
-from router.errors import RouterError, UnavailableError
+from router.errors import InvalidRequestError, RouterError, UnavailableError
 from router.fleet import Fleet
 from router.guard import Guard
 from router.ipc.messages import (
@@ -92,6 +92,8 @@ class Scheduler:
         self._sends: dict[int, Send] = {}
         self._n_conns = 0
         self._suspects: dict[int, tuple[str, list[Request]]] = {}
+        self._closing: set[str] = set()
+        """Ids of workers that are to be taken away."""
         """By replica: who it was when it fell silent, and what it ran."""
         self._background: set[asyncio.Task[None]] = set()
         self._pumping = False
@@ -138,6 +140,35 @@ class Scheduler:
                 self.core.draining = True
             self._push_state()
         self._note_idle()
+
+    def drain_replica(self, address: str, *, on: bool) -> int:
+        """Gives the worker nothing new any more (or again); it stays closed when its stream breaks. Returns
+        the number of requests that still run there. Raises InvalidRequestError when no such worker is live."""
+        links = [link for link in self.fleet.links.values() if link.address == address]
+        rs = self.core.replicas.get(links[0].replica_id) if self.core is not None and links else None
+        if rs is None:
+            known = ", ".join(sorted(link.address for link in self.fleet.links.values())) or "none"
+            raise InvalidRequestError(
+                f"no live worker has the address {address!r}; known addresses: {known}", param="address"
+            )
+        capacity = links[0].capacity
+        assert capacity is not None
+        if on:
+            self._closing.add(capacity.worker_id)
+        else:
+            self._closing.discard(capacity.worker_id)
+        if rs.closing != on:
+            rs.closing = on
+            log.info("worker drains" if on else "worker is back", address=address, n_running=rs.n_running)
+            self._pump_soon()
+        return rs.n_running
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """How long the first of the queue has waited; 0 when nothing waits."""
+        if self.core is None or not len(self.core.queue):
+            return 0.0
+        return self._clock() - min(request.arrival_s for request in self.core.queue)
 
     async def close(self) -> None:
         tasks = list(self._background)
@@ -248,7 +279,8 @@ class Scheduler:
         if worker_id == capacity.worker_id:
             self.core.exonerate(suspects)  # the network failed, not the worker
         shape = shape_of(self.limits, self.config, capacity)
-        self.core.replica_up(link.replica_id, shape=shape, generation=generation, probing=probing)
+        rs = self.core.replica_up(link.replica_id, shape=shape, generation=generation, probing=probing)
+        rs.closing = capacity.worker_id in self._closing
         log.info(
             "replica is live",
             address=link.address,

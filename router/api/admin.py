@@ -1,4 +1,4 @@
-"""/admin: the scheduler's state and the prefix cache, for operators."""
+"""/admin: the scheduler's state, the prefix cache and the draining of workers, for operators."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.api.context import ApiContext
+from router.api.decode import read_body
 from router.api.errors import invalid
 from router.api.reply import json_reply
+from router.api.schema import DrainRequest
 
 _MAX_PREFIXES = 1000
 
@@ -35,6 +37,13 @@ class AdminRoutes:
     async def flush(self, request: Request) -> Response:
         """Drops every cached block that no request holds."""
         return json_reply(await self._context.client.admin("flush_cache"))
+
+    async def drain(self, request: Request) -> Response:
+        """Gives a worker nothing new any more, so that it can be taken away, or takes it back."""
+        context = self._context
+        body = await read_body(request.receive, max_body_bytes=context.config.max_body_bytes)
+        wanted = context.decoder.decode(body, DrainRequest)
+        return json_reply(await context.client.admin("drain_replica", address=wanted.address, on=wanted.on))
 
     async def check(self, request: Request) -> Response:
         """Proves the allocators' invariants; costs time in proportion to the pool."""

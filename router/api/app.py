@@ -80,6 +80,7 @@ def _routes(context: ApiContext) -> list[Route]:
         Route("/admin/state", admin.state, methods=["GET"]),
         Route("/admin/cache", admin.cache, methods=["GET"]),
         Route("/admin/cache/flush", admin.flush, methods=["POST"]),
+        Route("/admin/replicas/drain", admin.drain, methods=["POST"]),
         Route("/admin/check", admin.check, methods=["POST"]),
     ]
 

@@ -96,6 +96,13 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
 
 
+class DrainRequest(msgspec.Struct, kw_only=True):
+    address: str
+    """As `/admin/state` names the worker."""
+    on: bool = True
+    """False takes it back."""
+
+
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     tokens: list[int]

@@ -95,7 +95,8 @@ class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
 
 
 class AdminCall(msgspec.Struct, tag="admin", kw_only=True):
-    """`op` is one of: "state", "metrics", "cache", "flush_cache", "check", "drain"."""
+    """`op` is one of: "state", "metrics", "cache", "flush_cache", "check", "drain",
+    "drain_replica"."""
 
     call_id: int
     op: str

@@ -22,6 +22,7 @@ CLOSED = [
     ("GET", "/admin/state"),
     ("GET", "/admin/cache"),
     ("POST", "/admin/cache/flush"),
+    ("POST", "/admin/replicas/drain"),
     ("GET", "/nowhere"),
 ]
 
@@ -211,3 +212,12 @@ async def test_logs_never_hold_the_prompt(make_api: MakeApi, capsys: pytest.Capt
     assert "request_id" in logged.out + logged.err
     assert "output_tokens" in logged.out + logged.err
     assert secret not in logged.out + logged.err
+
+
+async def test_a_worker_is_drained_by_its_address(make_api: MakeApi) -> None:
+    answer = {"address": "10.0.0.2:50051", "draining": True, "n_running": 3}
+    api = make_api(scheduler=ScriptedClient(OK, admin_values={"drain_replica": answer}))
+    response = await api.http.post("/admin/replicas/drain", json={"address": "10.0.0.2:50051"})
+    assert response.json() == answer
+    assert (await api.http.post("/admin/replicas/drain", json={"on": True})).status_code == 400
+    assert (await api.http.post("/admin/replicas/drain", json={"address": "a", "on": 1})).status_code == 400

@@ -384,3 +384,70 @@ async def test_the_cache_can_be_looked_at_and_flushed() -> None:
         with pytest.raises(RefusedError) as unknown:
             await client.admin("nonsense")
         assert unknown.value.error.status == 400
+
+
+async def test_a_worker_that_drains_ends_what_it_runs_and_gets_nothing_new() -> None:
+    async with (
+        fake_worker(fake_strict=True, fake_step_ms=1.0) as one,
+        fake_worker(fake_strict=True, fake_step_ms=1.0) as other,
+        scheduler(one.address, other.address) as s,
+    ):
+        client = LocalClient(s)
+        long = [await ask(client, text(10, seed=i), n_new=300) for i in range(4)]
+        for answer in long:
+            await answer.has(1)
+        assert s.core is not None
+        busy = next(rs for rs in s.core.replicas.values() if rs.n_running)
+        address = s.fleet.links[busy.replica_id].address
+        n_running = busy.n_running
+        reply = await client.admin("drain_replica", address=address)
+        assert reply == {"address": address, "draining": True, "n_running": n_running}
+        n_before = s.stats.n_migrated
+        late = [await ask(client, text(10, seed=i), n_new=5) for i in range(100, 106)]
+        for answer in late:
+            await answer.end()
+        assert busy.n_running <= n_running, "nothing new came"
+        for answer in long:
+            await answer.end()
+        assert busy.n_running == 0
+        assert s.stats.n_migrated == n_before, "nobody was moved"
+        state = await client.admin("state")
+        assert {r["address"]: r["draining"] for r in state["replicas"]}[address]
+        assert state["oldest_wait_s"] == 0.0
+        for answer in long + late:
+            answer.assert_right(one)
+
+
+async def test_with_every_worker_draining_requests_wait_until_one_is_back() -> None:
+    async with fake_worker(fake_strict=True) as worker, scheduler(worker.address) as s:
+        client = LocalClient(s)
+        await client.admin("drain_replica", address=worker.address)
+        answer = await ask(client, text(10, seed=1))
+        await until(lambda: s.oldest_wait_s > 0, "it waits")
+        assert not answer.tokens
+        await client.admin("drain_replica", address=worker.address, on=False)
+        await answer.end()
+        answer.assert_right(worker)
+
+
+async def test_a_draining_worker_stays_so_when_its_stream_breaks() -> None:
+    async with fake_worker(fake_strict=True) as worker, scheduler(worker.address) as s:
+        client = LocalClient(s)
+        await client.admin("drain_replica", address=worker.address)
+        assert s.core is not None
+        (replica_id,) = s.core.replicas
+        before = s.core.replicas[replica_id]
+        await s.fleet._remove(replica_id)  # its name was gone for a moment
+        await s.fleet.resolve()
+        core = s.core
+        await until(lambda: len(core.replicas) == 1 and before not in core.replicas.values(), "it is back")
+        assert all(rs.closing for rs in core.replicas.values())
+
+
+async def test_draining_what_is_not_there() -> None:
+    async with fake_worker(fake_strict=True) as worker, scheduler(worker.address) as s:
+        client = LocalClient(s)
+        with pytest.raises(RefusedError, match="no live worker has the address 'a:1'; known addresses: 127"):
+            await client.admin("drain_replica", address="a:1")
+        with pytest.raises(RefusedError, match="needs `address`"):
+            await client.admin("drain_replica")
