@@ -94,7 +94,7 @@ def make_core(
 
     from worker.gpu.buffers import make_buffers
     from worker.gpu.cache import PagedCache
-    from worker.gpu.choices import decode_splits
+    from worker.gpu.choices import most_decode_programs
     from worker.gpu.core import CoreShape, GpuCore
     from worker.gpu.device import find_gpu
     from worker.weights import dummy_weights
@@ -112,10 +112,7 @@ def make_core(
         spec,
         max_tokens=shape.max_step_tokens,
         max_rows=shape.max_rows,
-        n_programs=max(
-            size * spec.n_kv_heads * decode_splits(rows=size, n_kv_heads=spec.n_kv_heads, n_sms=gpu.n_sms)
-            for size in range(1, 257)
-        ),
+        n_programs=most_decode_programs(max_rows=256, n_kv_heads=spec.n_kv_heads, n_sms=gpu.n_sms),
         dtype=torch.bfloat16,
         device=gpu.device,
     )

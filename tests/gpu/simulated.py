@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -21,9 +22,11 @@ from worker.attention.flashinfer_backend import PrefillShape
 from worker.gpu import core as core_module
 from worker.gpu.buffers import make_buffers
 from worker.gpu.cache import PagedCache
-from worker.gpu.choices import DecodeTiles, decode_splits
+from worker.gpu.choices import DecodeTiles, most_decode_programs
 from worker.gpu.core import CoreShape, GpuCore
 from worker.gpu.device import Gpu
+from worker.gpu.graph_sizes import graph_sizes, token_sizes
+from worker.gpu.graphs import DecodeGraph, GraphSet
 from worker.gpu.runner import GpuRunner
 from worker.models.spec import DecoderWeights, ModelSpec
 from worker.runner import RunnerCapacity
@@ -135,8 +138,21 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 GPU = Gpu(device=torch.device("cpu"), name="simulated", capability=(8, 0), n_sms=4, memory_bytes=1 << 30)
 
 
+class Replay:
+    """A captured graph: its body, run again."""
+
+    def __init__(self, body: Callable[[], None]) -> None:
+        self.replay = body
+
+
 def make_runner(
-    weights: DecoderWeights, *, block_size: int, max_rows: int = 8, max_tokens: int = 128, n_blocks: int = 400
+    weights: DecoderWeights,
+    *,
+    block_size: int,
+    graphs: bool = False,
+    max_rows: int = 8,
+    max_tokens: int = 128,
+    n_blocks: int = 400,
 ) -> GpuRunner:
     spec = weights.spec
     shape = CoreShape(
@@ -144,16 +160,14 @@ def make_runner(
         max_step_tokens=max_tokens,
         max_context=256,
         block_size=block_size,
-        graph_sizes=(),
+        graph_sizes=graph_sizes(max_rows) if graphs else (),
+        token_sizes=token_sizes(max_tokens) if graphs else (),
     )
     buffers = make_buffers(
         spec,
         max_tokens=max_tokens,
         max_rows=max_rows,
-        n_programs=max(
-            size * spec.n_kv_heads * decode_splits(rows=size, n_kv_heads=spec.n_kv_heads, n_sms=GPU.n_sms)
-            for size in range(1, max_rows + 1)
-        ),
+        n_programs=most_decode_programs(max_rows=max_rows, n_kv_heads=spec.n_kv_heads, n_sms=GPU.n_sms),
         dtype=torch.float32,
         device=GPU.device,
     )
@@ -167,6 +181,21 @@ def make_runner(
         dtype=torch.float32,
         tiles=DecodeTiles(block_t=16, warps=4, stages=2),
     )
+    if graphs:
+        core.graphs = GraphSet(
+            graphs={
+                size: DecodeGraph(
+                    Replay(partial(core._decode_forward, size)),  # type: ignore[arg-type]
+                    Replay(partial(core.sampler.launch, n_rows=size, filtered=False)),  # type: ignore[arg-type]
+                )
+                for size in shape.graph_sizes
+            },
+            pieces={
+                n: [Replay(body) for body in core._pieces(n)]  # type: ignore[misc]
+                for n in shape.token_sizes
+            },
+            seconds=0.0,
+        )
     capacity = RunnerCapacity(
         model_id="tiny",
         model_hash="tiny",
@@ -186,7 +215,7 @@ def make_runner(
         memory_arithmetic="",
         features=("prompt_logprobs",),
     )
-    return GpuRunner(core, capacity, use_graphs=False)
+    return GpuRunner(core, capacity, use_graphs=graphs)
 
 
 def rng_prompts(lengths: tuple[int, ...], *, vocab: int, seed: int = 0) -> list[list[int]]:

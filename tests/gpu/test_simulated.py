@@ -43,15 +43,17 @@ def requests(n_new: int, samplings: tuple[Sampling, ...]) -> list[Request]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "llama3-rope-biases", "qwen3", "qwen2-mixed-windows"])
-@pytest.mark.parametrize("block_size", [1, 16])
-def test_equals_cpu_runner(family: str, block_size: int, tmp_path: Path, simulated_cuda: None) -> None:  # noqa: F811
+@pytest.mark.parametrize(("block_size", "graphs"), [(1, False), (16, True)])
+def test_equals_cpu_runner(
+    family: str, block_size: int, graphs: bool, tmp_path: Path, simulated_cuda: None
+) -> None:  # noqa: F811
     sizes = {**SIZES, "num_attention_heads": 4}
     make_model(family, tmp_path, **sizes)
     checkpoint = open_checkpoint(tmp_path)
     spec = spec_from_config(checkpoint.config)
     weights = load_weights(checkpoint, spec, device=torch.device("cpu"), dtype=torch.float32)
     want = Driver(make_cpu_runner(checkpoint), chunk=12).run(requests(5, SAMPLINGS))
-    runner = simulated.make_runner(weights, block_size=block_size)
+    runner = simulated.make_runner(weights, block_size=block_size, graphs=graphs)
     got = Driver(runner, chunk=12).run(requests(5, SAMPLINGS))
     assert got == want
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+import numpy.typing as npt
+
 from worker.gpu.linear import CUBLAS, Kernel, LinearChoice
 
 MAX_SKINNY_ROWS = 64
@@ -130,6 +133,32 @@ def decode_splits(*, rows: int, n_kv_heads: int, n_sms: int) -> int:
     return max(2, min(64, 4 * PROGRAMS_PER_SM * n_sms // max(1, rows * n_kv_heads)))
 
 
-def decode_chunk(*, n_positions: int, n_kv_heads: int, n_sms: int) -> int:
-    """Positions that one split should hold, so that all programs run at once. n_positions: of all rows together."""
-    return max(_MIN_CHUNK, -(-n_positions * n_kv_heads // (PROGRAMS_PER_SM * n_sms)))
+MIXED_SPLITS = 4
+"""Splits of decode attention in a captured piece of a mixed step, whose grid covers every row there may be."""
+
+
+def most_decode_programs(*, max_rows: int, n_kv_heads: int, n_sms: int) -> int:
+    """Of any launch: what the partial results are sized by."""
+    return max(
+        max_rows * n_kv_heads * MIXED_SPLITS,
+        *(
+            rows * n_kv_heads * decode_splits(rows=rows, n_kv_heads=n_kv_heads, n_sms=n_sms)
+            for rows in range(1, max_rows + 1)
+        ),
+    )
+
+
+def decode_chunk(kv_lens: npt.NDArray[np.int32], *, n_kv_heads: int, n_sms: int) -> int:
+    """Positions that one split should hold: the fewest with which all programs still run at once. Rows that fill the
+    device as they are stay whole, except those much longer than the rest. kv_lens: of the decode rows."""
+    if not len(kv_lens):
+        return _MIN_CHUNK
+    most = max(PROGRAMS_PER_SM * n_sms // n_kv_heads, len(kv_lens) * 5 // 4)
+    low, high = _MIN_CHUNK, max(_MIN_CHUNK, int(kv_lens.max()))
+    while low < high:
+        middle = (low + high) // 2
+        if int((-(-kv_lens // middle)).sum()) <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return low

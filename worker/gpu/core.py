@@ -17,7 +17,7 @@ import torch
 from worker.attention.flashinfer_backend import FlashInferPrefill, PrefillShape
 from worker.gpu.buffers import Buffers
 from worker.gpu.cache import PagedCache
-from worker.gpu.choices import DecodeTiles, decode_chunk
+from worker.gpu.choices import MIXED_SPLITS, DecodeTiles, decode_chunk
 from worker.gpu.decoder import GpuDecoder, RowState
 from worker.gpu.device import Gpu
 from worker.gpu.graph_sizes import pick_size
@@ -198,9 +198,7 @@ class GpuCore:
             keys=self.sampler.keys(rows, positions),
             slot=slot,
             chunk=decode_chunk(
-                n_positions=int(batch.kv_lens[: batch.n_decode].sum()),
-                n_kv_heads=self.spec.n_kv_heads,
-                n_sms=self.gpu.n_sms,
+                batch.kv_lens[: batch.n_decode], n_kv_heads=self.spec.n_kv_heads, n_sms=self.gpu.n_sms
             ),
         )
         n_total = plan.n_tokens
@@ -383,11 +381,11 @@ class GpuCore:
             for index, graph in enumerate(graphs):
                 graph.replay()
                 if index < self.spec.n_layers:
-                    decoder.attend(
+                    # Decode rows have attended inside the piece, but lie in front of the chunks.
+                    decoder.prefill_attention(
                         index,
-                        n_decode=plan.n_decode,
+                        first=plan.n_decode,
                         n_chunk=plan.n_chunk_tokens,
-                        head=self.head,
                         prefill=self.prefill,
                     )
         if n_sampled:
@@ -396,14 +394,19 @@ class GpuCore:
     def _pieces(self, n_tokens: int) -> list[Callable[[], None]]:
         """What lies between the attentions of a mixed step of `n_tokens` tokens."""
         decoder, n_layers = self.decoder, self.spec.n_layers
+        n_rows = min(self.shape.max_rows, n_tokens)
+
+        def before(index: int) -> None:
+            decoder.before_attention(index, n_tokens=n_tokens, first_chunk=0)
+            decoder.decode_attention(index, n_rows=n_rows, head=self.head, n_splits=MIXED_SPLITS)
 
         def first() -> None:
             decoder.embed(n_tokens)
-            decoder.before_attention(0, n_tokens=n_tokens, first_chunk=0)
+            before(0)
 
         def between(index: int) -> None:
             decoder.after_attention(index - 1, n_tokens=n_tokens)
-            decoder.before_attention(index, n_tokens=n_tokens, first_chunk=0)
+            before(index)
 
         def last() -> None:
             decoder.after_attention(n_layers - 1, n_tokens=n_tokens)

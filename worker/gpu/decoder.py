@@ -85,19 +85,23 @@ class GpuDecoder:
         self, index: int, *, n_decode: int, n_chunk: int, head: HeadTensors, prefill: FlashInferPrefill | None
     ) -> None:
         """Tokens from 0 are decode rows, then come chunk tokens."""
-        b, layer = self.buffers, self.weights.layers[index]
         if n_decode:
-            self._decode_attention(index, layer, n_rows=n_decode, head=head)
+            self.decode_attention(index, n_rows=n_decode, head=head)
         if n_chunk:
             assert prefill is not None
-            shape = (n_chunk, self.spec.n_heads, self.spec.head_dim)
-            prefill.run(
-                index,
-                b.q[n_decode : n_decode + n_chunk].view(shape),
-                (self.cache.k[index], self.cache.v[index]),
-                b.attention[n_decode : n_decode + n_chunk].view(shape),
-                scale=self.cache.scale,
-            )
+            self.prefill_attention(index, first=n_decode, n_chunk=n_chunk, prefill=prefill)
+
+    def prefill_attention(self, index: int, *, first: int, n_chunk: int, prefill: FlashInferPrefill) -> None:
+        """Of the chunks' tokens, `n_chunk` from `first` on."""
+        b = self.buffers
+        shape = (n_chunk, self.spec.n_heads, self.spec.head_dim)
+        prefill.run(
+            index,
+            b.q[first : first + n_chunk].view(shape),
+            (self.cache.k[index], self.cache.v[index]),
+            b.attention[first : first + n_chunk].view(shape),
+            scale=self.cache.scale,
+        )
 
     def after_attention(self, index: int, *, n_tokens: int) -> None:
         b, layer = self.buffers, self.weights.layers[index]
@@ -331,19 +335,21 @@ class GpuDecoder:
             launch_pdl=self.pdl,
         )
 
-    def n_splits(self, n_rows: int) -> int:
-        return decode_splits(rows=n_rows, n_kv_heads=self.spec.n_kv_heads, n_sms=self.gpu.n_sms)
-
-    def _decode_attention(self, index: int, layer: LayerWeights, *, n_rows: int, head: HeadTensors) -> None:
+    def decode_attention(
+        self, index: int, *, n_rows: int, head: HeadTensors, n_splits: int | None = None
+    ) -> None:
+        """Of the step's decode rows; rows of length 0 cost next to nothing."""
         from worker.gpu.kernels.decode import decode_attention_kernel
 
         b, spec, cache = self.buffers, self.spec, self.cache
         tiles = self._tiles or decode_tiles(n_rows)
         s = cache.strides
+        layer = self.weights.layers[index]
         window = self._windows[index]
-        n_splits = self.n_splits(n_rows)
+        if n_splits is None:
+            n_splits = decode_splits(rows=n_rows, n_kv_heads=spec.n_kv_heads, n_sms=self.gpu.n_sms)
         bias = layer.qkv_bias
-        decode_attention_kernel[(spec.n_kv_heads, n_splits, n_rows)](
+        decode_attention_kernel[(spec.n_kv_heads, n_rows, n_splits)](
             b.qkv,
             b.attention,
             cache.k[index],

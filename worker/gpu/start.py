@@ -15,7 +15,7 @@ from worker.config import WorkerConfig
 from worker.errors import StartError
 from worker.gpu.buffers import Buffers, make_buffers
 from worker.gpu.cache import PagedCache
-from worker.gpu.choices import decode_splits
+from worker.gpu.choices import most_decode_programs
 from worker.gpu.core import LAUNCH_DEPTH, CoreShape, GpuCore
 from worker.gpu.device import Gpu, check_model, find_gpu
 from worker.gpu.graph_sizes import graph_sizes, token_sizes
@@ -81,9 +81,8 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
             graph_sizes=graph_sizes(config.max_batch_size) if config.cuda_graphs == "on" else (),
             token_sizes=token_sizes(config.max_step_tokens) if config.cuda_graphs == "on" else (),
         )
-        n_programs = max(
-            size * spec.n_kv_heads * decode_splits(rows=size, n_kv_heads=spec.n_kv_heads, n_sms=gpu.n_sms)
-            for size in range(1, shape.max_rows + 1)
+        n_programs = most_decode_programs(
+            max_rows=shape.max_rows, n_kv_heads=spec.n_kv_heads, n_sms=gpu.n_sms
         )
         buffers = make_buffers(
             spec,

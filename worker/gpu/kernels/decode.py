@@ -50,7 +50,8 @@ def decode_attention_kernel(
     PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program: one split of one KV head of one row. Grid: (N_KV, n_splits, rows).
+    """One program: one split of one KV head of one row. Grid: (N_KV, rows, n_splits): the
+    splits that do work come before those that end at once, so that they spread evenly over the multiprocessors.
 
     qkv [rows, (N_HEADS + 2 N_KV) D] holds this step's token, not yet rotated. The program of the last split
     writes the new k and v to the cache. `len` counts the new token; 0 marks a padding row: nothing is read or
@@ -59,8 +60,8 @@ def decode_attention_kernel(
     WINDOW: only the last `window` positions count. chunk: int32 [1], the positions that one split should hold, chosen
     by the host so that the splits of all rows together fill the device once; a row has at most n_splits."""
     kv = tl.program_id(0)
-    split = tl.program_id(1)
-    b = tl.program_id(2).to(tl.int64)
+    b = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
     let_successor_start(PDL)
     # Row, length and block table are written before the chain of PDL kernels of this step starts.
     length = tl.load(len_ptr + b)
