@@ -151,6 +151,66 @@ def info(
     sys.exit(print_info(url, api_key=api_key))
 
 
+Project = Annotated[
+    str, typer.Option(help="The compose project.", envvar="COMPOSE_PROJECT_NAME", show_default=True)
+]
+StartTimeout = Annotated[float, typer.Option(help="How long a new worker may take to serve.", min=1)]
+DrainTimeout = Annotated[
+    float, typer.Option(help="How long running answers may go on before they move elsewhere.", min=0)
+]
+
+
+def ps(project: Project = "quire") -> None:
+    """Show the workers of a docker compose deployment: state, device, load."""
+    from deploy.scaler.commands import show
+
+    show(project)
+
+
+def scale(
+    workers: Annotated[str, typer.Argument(help="A number, or `auto` to follow the load.")],
+    project: Project = "quire",
+    n_min: Annotated[int, typer.Option("--min", help="auto: fewest workers.", min=1)] = 1,
+    n_max: Annotated[
+        int | None, typer.Option("--max", help="auto: most workers; unset: one per GPU of this host.", min=1)
+    ] = None,
+    up_wait_s: Annotated[float, typer.Option(help="auto: one more when a request waits so long.")] = 2.0,
+    up_kv: Annotated[float, typer.Option(help="auto: … or this share of the KV cache is in use.")] = 0.9,
+    up_after_s: Annotated[float, typer.Option(help="auto: … for so long.", min=0)] = 5.0,
+    down_load: Annotated[
+        float, typer.Option(help="auto: one less when the others stay below this share of rows and blocks.")
+    ] = 0.6,
+    down_after_s: Annotated[float, typer.Option(help="auto: … for so long.", min=0)] = 300.0,
+    start_timeout_s: StartTimeout = 900.0,
+    drain_timeout_s: DrainTimeout = 600.0,
+) -> None:
+    """Set the number of workers of a docker compose deployment, or follow the load."""
+    from deploy.scaler.commands import Limits, rescale
+
+    limits = Limits(
+        n_min=n_min,
+        n_max=n_max,
+        up_wait_s=up_wait_s,
+        up_kv=up_kv,
+        up_after_s=up_after_s,
+        down_load=down_load,
+        down_after_s=down_after_s,
+    )
+    rescale(workers, project=project, limits=limits, start_s=start_timeout_s, drain_s=drain_timeout_s)
+
+
+def roll(
+    project: Project = "quire",
+    surge: Annotated[bool, typer.Option(help="Let the new one serve before the old one goes.")] = True,
+    start_timeout_s: StartTimeout = 900.0,
+    drain_timeout_s: DrainTimeout = 600.0,
+) -> None:
+    """Replace every worker in turn (after a new image was built or pulled) without losing a request."""
+    from deploy.scaler.commands import replace_all
+
+    replace_all(project, surge=surge, start_s=start_timeout_s, drain_s=drain_timeout_s)
+
+
 app.command("serve")(with_settings(serve, _SERVE))
 app.command("router")(with_settings(router, {RouterConfig: ()}))
 app.command("scheduler")(with_settings(scheduler, {RouterConfig: ()}))
@@ -159,6 +219,9 @@ app.command("worker")(with_settings(worker, {WorkerConfig: (), ClaimConfig: ()})
 app.command("chat")(chat)
 app.command("fetch")(fetch)
 app.command("info")(info)
+app.command("ps")(ps)
+app.command("scale")(scale)
+app.command("roll")(roll)
 
 
 def main() -> NoReturn:

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from settings.load import SERVICE_LINK
 
 TIMEOUT_S = 4.0
-_ROUTER_PORT = 8000
-_WORKER_PORT = 50051
+ROUTER_PORT = 8000
+WORKER_PORT = 50051
 
 
 def check_router(port: int, *, live: bool) -> str:
@@ -60,9 +60,9 @@ def port_of(env: Mapping[str, str], *, default: int) -> int:
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     match list(argv):
         case ["router", *rest] if rest in ([], ["--live"]):
-            reason = check_router(port_of(env, default=_ROUTER_PORT), live=bool(rest))
+            reason = check_router(port_of(env, default=ROUTER_PORT), live=bool(rest))
         case ["worker"]:
-            reason = check_worker(port_of(env, default=_WORKER_PORT))
+            reason = check_worker(port_of(env, default=WORKER_PORT))
         case _:
             print(__doc__, file=sys.stderr)
             return 2

@@ -143,7 +143,7 @@ class Scheduler:
 
     def drain_replica(self, address: str, *, on: bool) -> int:
         """Gives the worker nothing new any more (or again); it stays closed when its stream breaks. Returns
-        the number of requests that still run there. Raises InvalidRequestError when no such worker is live."""
+        how many requests still run there. Raises InvalidRequestError when no such worker is live."""
         links = [link for link in self.fleet.links.values() if link.address == address]
         rs = self.core.replicas.get(links[0].replica_id) if self.core is not None and links else None
         if rs is None:
