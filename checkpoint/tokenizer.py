@@ -68,6 +68,18 @@ class Tokenizer:
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=special)
         return [self._finish(encoding.ids, special) for encoding in encodings]
 
+    def encode_spans(self, text: str, *, special: bool = True) -> list[tuple[int, int, int]]:
+        """The ids of `encode`, each with its first and last + 1 character in `text`: (0, 0) for BOS, EOS."""
+        encoding = self.backend.encode(text, add_special_tokens=special)
+        raw: list[int] = encoding.ids
+        spans: list[tuple[int, int]] = encoding.offsets
+        ids: list[int] = self._finish(raw, special).tolist()
+        if ids[: len(raw)] != raw:
+            # BOS was put before what the backend gave, or taken away from it.
+            spans = [(0, 0), *spans] if ids[1 : len(raw) + 1] == raw else spans[1:]
+        spans = spans + [(0, 0)] * (len(ids) - len(spans))
+        return [(token, start, stop) for token, (start, stop) in zip(ids, spans, strict=True)]
+
     def decode(self, ids: Sequence[int] | I32, *, skip_special: bool = True) -> str:
         listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         text: str = self.backend.decode(listed, skip_special_tokens=skip_special)

@@ -94,4 +94,7 @@ fits "$venv/bin/python" || fail "$venv holds another Python than 3.11 or 3.12: r
 install_torch
 say "installing quire[$extra]"
 pip_install --editable ".[$extra]"
+if [ "$extra" = dev ]; then
+    pip_install --no-deps -r requirements/no-deps.txt
+fi
 printf '%s\n' "$now" >"$venv/.quire-$extra"

@@ -26,6 +26,8 @@ from router.api.info import InfoRoutes
 from router.api.models import ModelRoutes
 from router.api.reply import json_reply
 from router.api.text_model import TextModel
+from router.api.tgi.generate import GenerateEndpoint, InvocationsEndpoint, Mode
+from router.api.tgi.tokens import TgiTokenRoutes
 from router.api.tokens import TokenRoutes
 from router.ipc.client import SchedulerClient
 from router.ipc.messages import ErrorInfo
@@ -70,6 +72,13 @@ def _routes(context: ApiContext) -> list[Route]:
         Route("/v1/completions", CompletionsEndpoint(context), methods=["POST"]),
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
+        Route("/generate", GenerateEndpoint(context, mode=Mode.WHOLE), methods=["POST"]),
+        Route("/generate_stream", GenerateEndpoint(context, mode=Mode.STREAM), methods=["POST"]),
+        Route("/", GenerateEndpoint(context, mode=Mode.EITHER), methods=["POST"]),
+        Route("/invocations", InvocationsEndpoint(context), methods=["POST"]),
+        Route("/chat_tokenize", TgiTokenRoutes(context).chat_tokenize, methods=["POST"]),
+        Route("/", health.ready, methods=["GET"]),
+        Route("/ping", health.ready, methods=["GET"]),
         Route("/health", health.ready, methods=["GET"]),
         Route("/health/ready", health.ready, methods=["GET"]),
         Route("/health/live", health.live, methods=["GET"]),
@@ -103,6 +112,10 @@ async def _wrong_method(request: Request, error: Exception) -> Response:
         message=f"{request.url.path[:200]} does not take {request.method}; it takes {allowed}.",
         code="method_not_allowed",
     )
-    response = json_reply(error_value(info), status=405)
-    response.headers["allow"] = allowed
-    return response
+    errors = request.scope["exchange"].errors
+    return Response(
+        errors.body(info),
+        status_code=errors.status(info),
+        media_type="application/json",
+        headers={"allow": allowed},
+    )

@@ -37,14 +37,7 @@ class ChatEndpoint(GenerationEndpoint):
             ),
         )
         grammar = grammar_of(request.response_format, model=model)
-        text = render_chat(
-            context,
-            request.messages,
-            add_generation_prompt=request.add_generation_prompt is not False,
-            continue_final_message=bool(request.continue_final_message),
-            documents=request.documents,
-            variables=request.chat_template_kwargs,
-        )
+        text = render_request(context, request)
         prompt = await context.text.encoder.encode(text, special=False)
         check_lengths([prompt], params=params, model=model, param="messages")
         job = Job(
@@ -59,6 +52,18 @@ class ChatEndpoint(GenerationEndpoint):
             clock=context.clock,
         )
         return job, ChatFormat(job, model=model.model_id, names=context.text.names)
+
+
+def render_request(context: ApiContext, request: ChatRequest) -> str:
+    """The prompt's text. Raises ApiError (400) as `render_chat` does."""
+    return render_chat(
+        context,
+        request.messages,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
+        documents=request.documents,
+        variables=request.chat_template_kwargs,
+    )
 
 
 def render_chat(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from router.api.choice import Choice, LogprobEntry
+from router.api.exchange import Header
 from router.api.job import Job
 from router.api.logprobs import TokenNames, chat_logprobs_value
+from router.api.sse import DONE
+from router.api.version import FINGERPRINT
 
 _encode = msgspec.json.encode
 
 
 class ChatFormat:
     """Of one job. The unchanging parts of a chunk are encoded once."""
+
+    done = DONE
 
     def __init__(self, job: Job, *, model: str, names: TokenNames) -> None:
         self._job = job
@@ -29,7 +35,7 @@ class ChatFormat:
                 "object": "chat.completion.chunk",
                 "created": job.created,
                 "model": model,
-                "system_fingerprint": None,
+                "system_fingerprint": FINGERPRINT,
             }
         )
         self._head = b"data: " + head[:-1] + b',"choices":['
@@ -55,6 +61,9 @@ class ChatFormat:
     def usage(self) -> bytes:
         return self._head + b'],"usage":' + _encode(self._job.usage()) + b"}\n\n"
 
+    def headers(self) -> Sequence[Header]:
+        return ()
+
     def whole(self) -> bytes:
         """The answer to a request without `stream`."""
         job = self._job
@@ -64,7 +73,7 @@ class ChatFormat:
                 "object": "chat.completion",
                 "created": job.created,
                 "model": self._model,
-                "system_fingerprint": None,
+                "system_fingerprint": FINGERPRINT,
                 "choices": [self._whole_choice(choice) for choice in job.choices],
                 "usage": job.usage(),
             }

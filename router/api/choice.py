@@ -19,6 +19,8 @@ class LogprobEntry(NamedTuple):
     token: int
     offset: int
     """Characters of this choice's text before the token's own."""
+    end: int
+    """The same with the token's own, which may reach beyond a stop string that ends the text."""
     chosen: float
     top_ids: bytes
     """i32[], most likely first."""
@@ -33,6 +35,9 @@ class ChoiceOptions:
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     logprobs: bool = False
+    every_token: bool = False
+    """An entry for each token, also for those that show no text, handed out once its text is certain. Needs
+    `logprobs`."""
     token_ids: bool = False
     """Keep the ids of the output for the client."""
     min_tokens: int = 0
@@ -118,6 +123,9 @@ class Choice:
         hidden = reason == FinishReason.STOP and not self._options.include_stop
         if not hidden:
             self._take_token(token, logprob)
+        elif self._options.every_token and logprob is not None:
+            at = self._n_chars
+            self.entries.append(LogprobEntry(token, at, at, *logprob))
         if reason and not self.ended:
             self._finish(_FINISH_NAMES.get(reason, "stop"))
         self._notify(self)
@@ -139,14 +147,22 @@ class Choice:
         self.n_emitted += len(text)
         return text
 
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return None if self._stop is None else self._stop.matched
+
     def take_entries(self) -> list[LogprobEntry]:
         """Logprobs of the tokens whose text was taken, in order. At the end all that belong to the text."""
         entries, shown = self.entries, self.n_emitted
+        every_token = self._options.every_token
         if self.ended:
             self.entries = []
-            return [entry for entry in entries if entry.offset < shown] if self._cut else entries
+            if every_token or not self._cut:
+                return entries
+            return [entry for entry in entries if entry.offset < shown]
         n = 0
-        while n < len(entries) and entries[n].offset < shown:
+        while n < len(entries) and (entries[n].end <= shown if every_token else entries[n].offset < shown):
             n += 1
         self.entries = entries[n:]
         return entries[:n]
@@ -158,12 +174,17 @@ class Choice:
 
     # ---- inside ----
 
+    @property
+    def _n_chars(self) -> int:
+        """Characters of the text so far, those that nobody may see yet included."""
+        held = 0 if self._stop is None else self._stop.n_held
+        return self.n_emitted + len(self.pending) + held
+
     def _take_token(self, token: int, logprob: tuple[float, bytes, bytes] | None) -> None:
         text = self._detokenizer.push(token)
         if logprob is not None and self._options.logprobs:
-            held = 0 if self._stop is None else self._stop.n_held
-            offset = self.n_emitted + len(self.pending) + held
-            self.entries.append(LogprobEntry(token, offset, *logprob))
+            at = self._n_chars
+            self.entries.append(LogprobEntry(token, at, at + len(text), *logprob))
         if not text:
             return
         stop = self._stop

@@ -9,9 +9,12 @@ from typing import Any
 import msgspec
 
 from router.api.choice import Choice, LogprobEntry
+from router.api.exchange import Header
 from router.api.job import Job
 from router.api.logprobs import TokenNames, completion_logprobs_value
 from router.api.prompt_logprobs import PromptScores, prompt_scores
+from router.api.sse import DONE
+from router.api.version import FINGERPRINT
 
 _encode = msgspec.json.encode
 
@@ -25,6 +28,8 @@ class Echo:
 
 class CompletionFormat:
     """Of one job. The unchanging parts of a chunk are encoded once."""
+
+    done = DONE
 
     def __init__(self, job: Job, *, model: str, names: TokenNames, echo: Echo | None) -> None:
         self._job = job
@@ -40,7 +45,7 @@ class CompletionFormat:
                 "object": "text_completion",
                 "created": job.created,
                 "model": model,
-                "system_fingerprint": None,
+                "system_fingerprint": FINGERPRINT,
             }
         )
         self._head = b"data: " + head[:-1] + b',"choices":['
@@ -65,6 +70,9 @@ class CompletionFormat:
     def usage(self) -> bytes:
         return self._head + b'],"usage":' + _encode(self._job.usage()) + b"}\n\n"
 
+    def headers(self) -> Sequence[Header]:
+        return ()
+
     def whole(self) -> bytes:
         """The answer to a request without `stream`."""
         job = self._job
@@ -74,7 +82,7 @@ class CompletionFormat:
                 "object": "text_completion",
                 "created": job.created,
                 "model": self._model,
-                "system_fingerprint": None,
+                "system_fingerprint": FINGERPRINT,
                 "choices": [self._whole_choice(choice) for choice in job.choices],
                 "usage": job.usage(),
             }

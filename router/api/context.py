@@ -14,6 +14,9 @@ from router.api.text_model import TextModel
 from router.ipc.client import SchedulerClient
 from router.ipc.messages import ErrorInfo, ModelInfo
 
+_PLACEHOLDERS = ("tgi", "dummy")
+"""What TGI's client and the hub's put there when they know an address alone."""
+
 
 class Interruptible(Protocol):
     def interrupt(self, info: ErrorInfo) -> None:
@@ -89,7 +92,7 @@ class ApiContext:
 
     def model_names(self, model: ModelInfo) -> tuple[str, ...]:
         whole = model.model_id
-        return (whole, whole.rstrip("/").rsplit("/", 1)[-1], *self.config.model_aliases)
+        return (whole, whole.rstrip("/").rsplit("/", 1)[-1], *self.config.model_aliases, *_PLACEHOLDERS)
 
     def begin(self, answer: Interruptible) -> None:
         self.running.add(answer)

@@ -38,5 +38,12 @@ class PromptEncoder:
         encode = functools.partial(self._tokenizer.encode_batch, texts, special=special)
         return await loop.run_in_executor(self._pool, encode)
 
+    async def encode_spans(self, text: str, *, special: bool) -> list[tuple[int, int, int]]:
+        """Each token with its first and last + 1 character in `text`."""
+        encode = functools.partial(self._tokenizer.encode_spans, text, special=special)
+        if len(text) <= _INLINE_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import msgspec
 
@@ -57,3 +58,23 @@ def error_headers(info: ErrorInfo) -> list[tuple[bytes, bytes]]:
     if info.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
+
+
+class ErrorStyle(Protocol):
+    """How a route writes what went wrong."""
+
+    def status(self, info: ErrorInfo) -> int: ...
+
+    def body(self, info: ErrorInfo) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIErrors:
+    def status(self, info: ErrorInfo) -> int:
+        return info.status
+
+    def body(self, info: ErrorInfo) -> bytes:
+        return error_body(info)
+
+
+OPENAI_ERRORS = OpenAIErrors()

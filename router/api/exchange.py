@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from starlette.types import Message, Send
 
-from router.api.errors import JSON_HEADERS, error_body, error_headers
+from router.api.errors import JSON_HEADERS, OPENAI_ERRORS, ErrorStyle, error_headers
 from router.ipc.messages import ErrorInfo
 
 Header = tuple[bytes, bytes]
@@ -19,6 +19,7 @@ class Exchange:
     __slots__ = (
         "disconnected",
         "error_type",
+        "errors",
         "extra_headers",
         "n_output_tokens",
         "n_prompt_tokens",
@@ -28,10 +29,13 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, *, request_id: str, send: Send, started_s: float) -> None:
+    def __init__(
+        self, *, request_id: str, send: Send, started_s: float, errors: ErrorStyle = OPENAI_ERRORS
+    ) -> None:
         self.request_id = request_id
         self.send = send
         self.started_s = started_s
+        self.errors = errors
         self.status: int | None = None
         self.extra_headers: list[Header] = [(b"x-request-id", request_id.encode("latin-1"))]
         self.n_prompt_tokens: int | None = None
@@ -55,4 +59,4 @@ class Exchange:
 
     async def fail(self, info: ErrorInfo) -> None:
         self.error_type = info.code or info.type
-        await self.respond(info.status, error_body(info), error_headers(info))
+        await self.respond(self.errors.status(info), self.errors.body(info), error_headers(info))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
@@ -9,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.context import ApiContext
 from router.api.decode import ClientGoneError, read_body
-from router.api.errors import ApiError, internal
-from router.api.exchange import Exchange
+from router.api.errors import JSON_HEADERS, ApiError, internal
+from router.api.exchange import Exchange, Header
 from router.api.job import Job
 from router.api.sse import SseStream, StreamFormat
 from router.api.unary import Unary
@@ -20,7 +21,13 @@ _log = structlog.get_logger("quire.api")
 
 
 class AnswerFormat(StreamFormat, Protocol):
-    def whole(self) -> bytes: ...
+    def whole(self) -> bytes:
+        """The answer to a request without `stream`."""
+        ...
+
+    def headers(self) -> Sequence[Header]:
+        """Of the whole answer, beside the usual ones."""
+        ...
 
 
 class GenerationEndpoint:
@@ -57,7 +64,8 @@ class GenerationEndpoint:
         self._context.begin(unary)
         try:
             await unary.run(receive)
-            await exchange.respond(200, format.whole())
+            body = format.whole()
+            await exchange.respond(200, body, (JSON_HEADERS, *format.headers()))
         except ClientGoneError:
             exchange.disconnected = True
         finally:

@@ -11,8 +11,9 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api.context import ApiContext
-from router.api.errors import ApiError, internal
+from router.api.errors import OPENAI_ERRORS, ApiError, internal
 from router.api.exchange import Exchange
+from router.api.tgi.errors import TGI_ERRORS, TGI_PATHS
 from router.ipc.client import RefusedError
 from router.ipc.messages import ErrorInfo
 
@@ -39,7 +40,12 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        exchange = Exchange(request_id=_request_id(headers), send=send, started_s=self._clock())
+        exchange = Exchange(
+            request_id=_request_id(headers),
+            send=send,
+            started_s=self._clock(),
+            errors=TGI_ERRORS if scope["path"] in TGI_PATHS else OPENAI_ERRORS,
+        )
         scope["exchange"] = exchange
         try:
             self._authorise(scope, headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 from starlette.requests import Request
@@ -10,7 +9,9 @@ from starlette.responses import Response
 
 from router.api.context import ApiContext
 from router.api.reply import json_reply
+from router.api.version import VERSION
 from router.ipc.client import RefusedError
+from router.ipc.messages import ModelInfo
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -18,17 +19,13 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 class InfoRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        try:
-            self._version = importlib.metadata.version("quire")
-        except importlib.metadata.PackageNotFoundError:
-            self._version = "unknown"
 
     async def info(self, request: Request) -> Response:
         state = self._context.client.state
         model = state.model
         value: dict[str, Any] = {
             "name": "quire",
-            "version": self._version,
+            "version": VERSION,
             "ready": self._context.not_ready_reason is None,
             "reason": self._context.not_ready_reason or "",
             "replicas_live": state.n_replicas_live,
@@ -54,7 +51,25 @@ class InfoRoutes:
                 "features": model.features,
                 "settings": model.settings,
             }
-        return json_reply(value)
+        return json_reply(value | self._as_tgi(model))
+
+    def _as_tgi(self, model: ModelInfo | None) -> dict[str, Any]:
+        """What TGI's clients read there and the fields above don't have."""
+        config = self._context.config
+        settings = {} if model is None else model.settings
+        return {
+            "model_sha": None,
+            "model_dtype": settings.get("dtype"),
+            "model_device_type": settings.get("device"),
+            "model_pipeline_tag": "text-generation",
+            "max_best_of": config.max_n,
+            "max_stop_sequences": config.max_stop_sequences,
+            "max_client_batch_size": config.max_prompts,
+            "max_input_length": None if model is None else model.max_input_tokens,
+            "router": "quire",
+            "sha": None,
+            "docker_label": None,
+        }
 
     async def metrics(self, request: Request) -> Response:
         """This process's own and, while it can be reached, the scheduler's."""

@@ -50,6 +50,7 @@ class Job:
             stops=params.stops,
             include_stop=params.include_stop,
             logprobs=params.sampling.logprobs,
+            every_token=params.every_token,
             token_ids=params.return_token_ids,
             min_tokens=params.sampling.min_new_tokens,
         )

@@ -78,3 +78,8 @@ def _chat_item(token: int, value: float, names: TokenNames) -> dict[str, Any]:
 
 def _finite(value: float) -> float:
     return max(value, _LOWEST)
+
+
+def mean_logprob(entries: Sequence[LogprobEntry]) -> float:
+    """By which `best_of` ranks: the mean over the generated tokens."""
+    return sum(_finite(entry.chosen) for entry in entries) / max(1, len(entries))

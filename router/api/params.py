@@ -54,6 +54,8 @@ class Params:
     continuous_usage: bool
     return_token_ids: bool
     """Answer with the ids of prompt and output beside their text."""
+    every_token: bool = False
+    """Each generated token is told, also those that show no text."""
 
     def max_new_tokens_for(self, n_prompt: int, model: ModelInfo) -> int | None:
         """None: as many as the context holds."""
@@ -79,6 +81,8 @@ def build_params(
     logprobs: LogprobsWanted,
     prompt_logprobs: int = 0,
     default_max_tokens: int | None = None,
+    max_temperature: float = 2.0,
+    every_token: bool = False,
 ) -> Params:
     """Raises ApiError (400) naming the field, its value and the limit."""
     n = _integer("n", request.n, default=1, low=1, high=limits.max_n)
@@ -88,7 +92,7 @@ def build_params(
     options = request.stream_options
     if options is not None and not stream:
         raise invalid("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
-    temperature = _number("temperature", request.temperature, default=1.0, low=0.0, high=2.0)
+    temperature = _number("temperature", request.temperature, default=1.0, low=0.0, high=max_temperature)
     top_k = _integer("top_k", request.top_k, default=0, low=-1, high=model.vocab_size)
     top_p = _number("top_p", request.top_p, default=1.0, low=0.0, high=1.0)
     if top_p == 0.0:  # the smallest nucleus: the most likely token alone
@@ -135,6 +139,7 @@ def build_params(
         include_usage=bool(options and (options.include_usage or options.continuous_usage_stats)),
         continuous_usage=bool(options and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
+        every_token=every_token,
     )
 
 

@@ -12,7 +12,7 @@ import structlog
 from starlette.types import Message, Receive
 
 from router.api.choice import Choice, LogprobEntry
-from router.api.errors import error_body, error_headers, internal
+from router.api.errors import error_headers, internal
 from router.api.exchange import Exchange
 from router.api.flusher import Flusher
 from router.api.job import Job
@@ -43,6 +43,11 @@ class StreamFormat(Protocol):
 
     def usage(self) -> bytes:
         """The event with no choices that tells the usage."""
+        ...
+
+    @property
+    def done(self) -> bytes:
+        """What ends a stream; may be empty."""
         ...
 
 
@@ -143,7 +148,7 @@ class SseStream:
         elif len(self._closed) == len(job.choices) > n_closed:
             if job.params.include_usage:
                 parts.append(format.usage())
-            parts.append(DONE)
+            parts.append(format.done)
             self._write(b"".join(parts), last=True)
             self._end()
         elif parts:
@@ -156,12 +161,13 @@ class SseStream:
 
     def _fail(self, info: ErrorInfo, *, done: bool = False) -> None:
         self._exchange.error_type = info.code or info.type
-        body = error_body(info)
+        errors = self._exchange.errors
+        body = errors.body(info)
         if self._begun:
-            self._write(b"data: " + body + b"\n\n" + (DONE if done else b""), last=True)
+            self._write(b"data: " + body + b"\n\n" + (self._format.done if done else b""), last=True)
         else:
             self._begun = True
-            self._put(self._exchange.start_message(info.status, error_headers(info)))
+            self._put(self._exchange.start_message(errors.status(info), error_headers(info)))
             self._write(body, last=True)
         self._end()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,15 +15,22 @@ from router.api.decode import read_body
 from router.api.errors import invalid
 from router.api.reply import json_reply
 from router.api.schema import DetokenizeRequest, TokenizeRequest
+from router.api.tgi.errors import TGI_ERRORS
+from router.api.tgi.tokens import TgiTokenRoutes
 
 
 class TokenRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
+        self._tgi = TgiTokenRoutes(context)
+        self._fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
     async def tokenize(self, request: Request) -> Response:
         context = self._context
         body = await read_body(request.receive, max_body_bytes=context.config.max_body_bytes)
+        if self._has_inputs(body):
+            request.scope["exchange"].errors = TGI_ERRORS
+            return await self._tgi.tokenize(body)
         wanted = context.decoder.decode(body, TokenizeRequest)
         model = context.check_model(wanted.model)
         if (wanted.prompt is None) == (wanted.messages is None):
@@ -44,6 +52,13 @@ class TokenRoutes:
         if wanted.return_token_strs:
             value["token_strs"] = [context.text.names.text(token) for token in ids]
         return json_reply(value)
+
+    def _has_inputs(self, body: bytes) -> bool:
+        """TGI's body; what can't be read is left to the decoder's own messages."""
+        try:
+            return "inputs" in self._fields.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
 
     async def detokenize(self, request: Request) -> Response:
         context = self._context

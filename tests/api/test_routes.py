@@ -103,6 +103,14 @@ async def test_models(make_api: MakeApi) -> None:
     assert missing.status_code == 404
 
 
+@pytest.mark.parametrize("name", ["tgi", "dummy"])
+async def test_names_that_clients_make_up(make_api: MakeApi, name: str) -> None:
+    """TGI's client sends "tgi", the hub's "dummy" when it is given an address alone."""
+    api = make_api(OK)
+    assert (await api.chat(model=name)).json()["model"] == "org/tiny"
+    assert name not in str((await api.http.get("/v1/models")).json())
+
+
 async def test_unknown_model(make_api: MakeApi) -> None:
     response = await make_api(OK).chat(model="gpt-5")
     assert response.status_code == 404

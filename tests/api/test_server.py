@@ -6,55 +6,20 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from checkpoint.chat_template import ChatTemplate
-from router.api.app import create_app
-from router.api.config import ApiConfig
-from router.api.server import ApiServer, listen
+from router.api.server import listen
 from settings.errors import ConfigError
+from tests.api.live import serving
 from tests.api.scripted import Script, ScriptedClient
 from tests.api.sse import events, open_events
-from tests.api.tiny import TEMPLATE, byte_ids, ids, tiny_tokenizer
+from tests.api.tiny import byte_ids, ids, tiny_tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
-
-
-@dataclass
-class Live:
-    server: ApiServer
-    scheduler: ScriptedClient
-    task: asyncio.Task[None]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.port}"
-
-
-@asynccontextmanager
-async def serving(scheduler: ScriptedClient, **config: Any) -> AsyncIterator[Live]:
-    app = create_app(
-        client=scheduler,
-        config=ApiConfig(**config),
-        tokenizer=tiny_tokenizer(),
-        chat_template=ChatTemplate(TEMPLATE),
-    )
-    server = ApiServer(app, listen("127.0.0.1", 0))
-    task = asyncio.create_task(server.run())
-    live = Live(server=server, scheduler=scheduler, task=task)
-    try:
-        yield live
-    finally:
-        server.stop()
-        server.stop()
-        await task
 
 
 async def test_official_async_client() -> None:

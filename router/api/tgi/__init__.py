@@ -1,0 +1,1 @@
+"""The routes of Text Generation Inference (TGI), for its clients."""

@@ -1,0 +1,41 @@
+"""TGI's POST /tokenize (a body with `inputs`) and /chat_tokenize: tokens with their places in the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api.chat import render_request
+from router.api.context import ApiContext
+from router.api.decode import read_body
+from router.api.reply import json_reply
+from router.api.schema import ChatRequest
+from router.api.tgi.schema import InputsTokenizeRequest
+
+
+class TgiTokenRoutes:
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def tokenize(self, body: bytes) -> Response:
+        wanted = self._context.decoder.decode(body, InputsTokenizeRequest)
+        return json_reply(await self._tokens(wanted.inputs, special=True))
+
+    async def chat_tokenize(self, request: Request) -> Response:
+        context = self._context
+        body = await read_body(request.receive, max_body_bytes=context.config.max_body_bytes)
+        wanted = context.decoder.decode(body, ChatRequest)
+        context.check_model(wanted.model)
+        text = render_request(context, wanted)
+        return json_reply(
+            {"tokenize_response": await self._tokens(text, special=False), "templated_text": text}
+        )
+
+    async def _tokens(self, text: str, *, special: bool) -> list[dict[str, Any]]:
+        spans = await self._context.text.encoder.encode_spans(text, special=special)
+        return [
+            {"id": token, "text": text[start:stop], "start": start, "stop": stop}
+            for token, start, stop in spans
+        ]
