@@ -414,7 +414,7 @@ def bench_linear(*, deadline_s: float) -> dict[str, Any]:
 
 
 def _decode_setup(
-    rows: int, context: int, block_size: int, layout: str, *, n_kv: int = 8, d: int = 128
+    rows: int, context: int, block_size: int, layout: str, *, shared: int = 0, n_kv: int = 8, d: int = 128
 ) -> dict[str, Any]:
     import torch
 
@@ -432,6 +432,7 @@ def _decode_setup(
     table = (
         (torch.randperm(n_blocks - 1, device="cuda", dtype=torch.int32) + 1).view(rows, per_row).contiguous()
     )
+    table[:, : shared // block_size] = table[0, : shared // block_size]
     return {"caches": caches, "table": table, "per_row": per_row}
 
 
@@ -451,7 +452,7 @@ def decode_call(
     s_block = block_size * n_kv * d
     s_pos, s_head = (n_kv * d, d) if layout == "NHD" else (d, block_size * d)
     rows = state["lens"].shape[0]
-    decode_attention_kernel[(n_kv, config["splits"], rows)](
+    decode_attention_kernel[(n_kv, rows, config["splits"])](
         state["qkv"], state["out"], k_cache, v_cache, state["rows"], state["lens"], setup["table"],
         state["cos"], state["sin"], state["qkv"], state["qkv"], state["qkv"], state["part"], state["ml"],
         state["count"], state["chunk"], 1e-5, d**-0.5, 1.0, 0, setup["per_row"], s_block, s_pos, s_head, config["splits"],
@@ -515,8 +516,22 @@ def decode_error(
     return worst
 
 
-DECODE_CASES = ((1, 256), (16, 1152), (64, 640), (64, 2240), (128, 640), (256, 640), (256, 1024), (4, 30000))
-DECODE_TILES = ((128, 4, 3), (64, 4, 3), (64, 4, 5), (128, 4, 2), (128, 8, 4), (64, 2, 3), (256, 8, 3))
+DECODE_CASES = (
+    (1, 256, 0), (16, 1152, 0), (64, 640, 0), (64, 2240, 0), (64, 2240, 2048), (128, 640, 0), (256, 640, 0),
+    (256, 1408, 1024), (4, 30000, 0),
+)  # fmt: skip
+"""(rows, context, tokens of it that all rows share)"""
+DECODE_TILES = (
+    (64, 4, 2),
+    (128, 8, 2),
+    (128, 4, 3),
+    (64, 4, 3),
+    (64, 4, 5),
+    (128, 4, 2),
+    (128, 8, 4),
+    (64, 2, 3),
+    (256, 8, 3),
+)
 """(positions a tile, warps, pipeline stages)"""
 
 
@@ -555,15 +570,16 @@ def _flashinfer_decode(
     return graph_time_us(lambda i: wrapper.run(q, caches[i % len(caches)], out=out), n_inner=8)
 
 
-def bench_decode(*, deadline_s: float) -> dict[str, Any]:
+def bench_decode(*, deadline_s: float, shared_only: bool = False) -> dict[str, Any]:
     import torch
 
     started = time.monotonic()
     results: list[dict[str, Any]] = []
-    for rows, context in DECODE_CASES:
+    cases = [case for case in DECODE_CASES if case[2] or not shared_only]
+    for rows, context, shared in cases:
         floor_us = rows * context * 4096 / 4.26e6
-        for layout, block_size in (("NHD", 16), ("NHD", 1)):
-            setup = _decode_setup(rows, context, block_size, layout)
+        for layout, block_size in (("NHD", 16), ("NHD", 1)) if not shared else (("NHD", 16),):
+            setup = _decode_setup(rows, context, block_size, layout, shared=shared)
             best: tuple[float, dict[str, int], float] | None = None
             grid = DECODE_TILES if block_size == 16 else DECODE_TILES[:2]
             want_splits = max(1, 132 * 2 // (rows * 8))
@@ -603,6 +619,7 @@ def bench_decode(*, deadline_s: float) -> dict[str, Any]:
                     {
                         "rows": rows,
                         "context": context,
+                        "shared": shared,
                         "layout": layout,
                         "block_size": block_size,
                         **config,
@@ -627,6 +644,7 @@ def bench_decode(*, deadline_s: float) -> dict[str, Any]:
                     {
                         "rows": rows,
                         "context": context,
+                        "shared": shared,
                         "layout": layout,
                         "block_size": block_size,
                         "kernel": "flashinfer",
@@ -637,7 +655,7 @@ def bench_decode(*, deadline_s: float) -> dict[str, Any]:
                 print(f"flashinfer decode: {type(exc).__name__} {str(exc)[:300]}", flush=True)
             if best is not None:
                 print(
-                    f"decode {rows:3d} x {context:5d} {layout} {block_size:2d}: own {best[0]:7.1f} {best[1]} err {best[2]:.1e} "
+                    f"decode {rows:3d} x {context:5d} shared {shared:4d} {layout} {block_size:2d}: own {best[0]:7.1f} {best[1]} err {best[2]:.1e} "
                     f"| flashinfer {fi_us:7.1f} | floor {floor_us:6.1f}",
                     flush=True,
                 )
@@ -729,11 +747,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("part", choices=("linear", "decode", "prefill"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--deadline-s", type=float, default=200.0)
+    parser.add_argument("--shared-only", action="store_true", help="decode: only rows that share a prefix")
     args = parser.parse_args(argv)
     import torch
 
     parts = {"linear": bench_linear, "decode": bench_decode, "prefill": bench_prefill}
-    result = parts[args.part](deadline_s=args.deadline_s)
+    if args.shared_only:
+        result = bench_decode(deadline_s=args.deadline_s, shared_only=True)
+    else:
+        result = parts[args.part](deadline_s=args.deadline_s)
     result["device"] = torch.cuda.get_device_name()
     result["torch"] = torch.__version__
     result["command"] = " ".join(sys.argv)

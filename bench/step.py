@@ -176,17 +176,17 @@ def run_steps(core: GpuCore, batch: StepBatch, *, n_steps: int, allow_graph: boo
     }
 
 
-def kernel_profile(core: GpuCore, batch: StepBatch) -> list[tuple[str, int, float]]:
+def kernel_profile(core: GpuCore, batch: StepBatch, *, allow_graph: bool) -> list[tuple[str, int, float]]:
     """(kernel, launches, total µs) of one steady step, the costliest first."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     with torch.inference_mode(), torch.cuda.stream(core.stream):
         for _ in range(2):
-            core.copy_out(core.launch(batch))
+            core.copy_out(core.launch(batch, allow_graph=allow_graph))
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as prof:
-            core.copy_out(core.launch(batch))
+            core.copy_out(core.launch(batch, allow_graph=allow_graph))
             torch.cuda.synchronize()
     core.reset()
     rows = [(event.key, event.count, float(event.self_device_time_total)) for event in prof.key_averages()]
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     spec = spec_from_config(LLAMA_8B)
     if args.n_layers:
         spec = replace(spec, n_layers=args.n_layers)
-    cases = DECODE_CASES
+    cases: tuple[tuple[int, int], ...] = DECODE_CASES
     if args.cases:
         cases = tuple(
             (int(rows), int(context)) for rows, context in (case.split("x") for case in args.cases.split(","))
@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_context=32768,
         max_prefill=8192,
         graph_sizes=sizes,
-        token_sizes=(128, 320, 512, 1024, 1152, 2304, 4096),
+        token_sizes=(128, 288, 512, 1024, 1088, 2304, 4096),
     )
     torch.cuda.synchronize()
     made_s = time.perf_counter() - started
@@ -278,13 +278,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     profiles: dict[str, Any] = {}
     if args.profile:
-        for rows, context in ((1, 256), (64, 640), (256, 640)):
+        for rows, prompts in ((1, ()), (64, ()), (256, ()), (16, (1024,)), (240, (512,) * 4)):
             batch = make_batch(
-                core.shape, n_decode=rows, decode_len=context, chunk_lens=[], n_blocks=n_blocks
+                core.shape, n_decode=rows, decode_len=640, chunk_lens=list(prompts), n_blocks=n_blocks
             )
-            profiles[f"{rows}x{context}"] = kernel_profile(core, batch)
-            print(f"\n{rows} × {context}:")
-            for name, count, us in profiles[f"{rows}x{context}"][:12]:
+            key = f"{rows} rows of 640, prompts {list(prompts)}"
+            profiles[key] = kernel_profile(core, batch, allow_graph=not args.eager)
+            print(f"\n{key}: {sum(us for _, _, us in profiles[key]) / 1000:.2f} ms of kernels")
+            for name, count, us in profiles[key][:14]:
                 print(f"  {us:9.1f} µs  {count:4d} ×  {us / count:7.2f}  {name[:90]}", flush=True)
     if args.out is not None:
         args.out.write_text(

@@ -304,7 +304,7 @@ class GpuDecoder:
         s = cache.strides
         qkv = b.qkv[start:end]
         bias, qk_norm = layer.qkv_bias, layer.q_norm is not None
-        rope_append_kernel[(end - start, spec.n_heads + 2 * spec.n_kv_heads)](
+        rope_append_kernel[(end - start,)](
             qkv,
             b.q[start:end],
             cache.k[index],
@@ -325,13 +325,14 @@ class GpuDecoder:
             1.0 / cache.scale,
             N_HEADS=spec.n_heads,
             N_KV=spec.n_kv_heads,
+            N_HEADS_PAD=_power_of_two(spec.n_heads),
+            N_KV_PAD=_power_of_two(spec.n_kv_heads),
             D=spec.head_dim,
-            HALF=spec.rope.rotary_dim // 2,
             BLOCK_SIZE=cache.block_size,
             BIAS=bias is not None,
             QK_NORM=qk_norm,
             PDL=self.pdl,
-            num_warps=1,
+            num_warps=4,
             launch_pdl=self.pdl,
         )
 
@@ -394,3 +395,7 @@ class GpuDecoder:
 
 def n_sample_tiles(vocab_size: int) -> int:
     return -(-vocab_size // SAMPLE_TILE)
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()

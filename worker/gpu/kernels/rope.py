@@ -6,6 +6,37 @@ import triton.language as tl
 from worker.gpu.kernels.pdl import let_successor_start, wait_for_predecessor
 
 
+@triton.jit
+def _rotated(
+    base_ptr,
+    bias_ptr,
+    norm_ptr,
+    cos,
+    sin,
+    eps,
+    N: tl.constexpr,
+    N_PAD: tl.constexpr,
+    D: tl.constexpr,
+    BIAS: tl.constexpr,
+    QK_NORM: tl.constexpr,
+):
+    """N heads of one token: (lower halves, upper halves), float32 [N_PAD, D / 2] each."""
+    HALF: tl.constexpr = D // 2
+    h = tl.arange(0, N_PAD)[:, None]
+    i = tl.arange(0, HALF)[None, :]
+    mask = h < N
+    lo = tl.load(base_ptr + h * D + i, mask=mask, other=0.0).to(tl.float32)
+    hi = tl.load(base_ptr + h * D + HALF + i, mask=mask, other=0.0).to(tl.float32)
+    if BIAS:
+        lo += tl.load(bias_ptr + h * D + i, mask=mask, other=0.0).to(tl.float32)
+        hi += tl.load(bias_ptr + h * D + HALF + i, mask=mask, other=0.0).to(tl.float32)
+    if QK_NORM:
+        r = tl.rsqrt((tl.sum(lo * lo, 1) + tl.sum(hi * hi, 1)) / D + eps)[:, None]
+        lo = lo * r * tl.load(norm_ptr + i).to(tl.float32)
+        hi = hi * r * tl.load(norm_ptr + HALF + i).to(tl.float32)
+    return lo * cos - hi * sin, hi * cos + lo * sin
+
+
 @triton.jit(do_not_specialize_on_alignment=["token_row_ptr", "position_ptr"])
 def rope_append_kernel(
     qkv_ptr,
@@ -28,53 +59,59 @@ def rope_append_kernel(
     kv_inv_scale,
     N_HEADS: tl.constexpr,
     N_KV: tl.constexpr,
+    N_HEADS_PAD: tl.constexpr,
+    N_KV_PAD: tl.constexpr,
     D: tl.constexpr,
-    HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BIAS: tl.constexpr,
     QK_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one head of one token. qkv [t, (N_HEADS + 2 N_KV) D]; q goes to q_out [t, N_HEADS, D], k and v
-    to the cache at (table[row][position // BLOCK_SIZE], position % BLOCK_SIZE). HALF is half the rotary width;
-    pairs are (i, i + HALF); the rest of a head passes unchanged. A token whose row is negative (padding) writes
-    nothing. Grid: (t, N_HEADS + 2 N_KV); heads beyond N_HEADS are k, beyond N_HEADS + N_KV are v."""
+    """One program: one token. qkv [t, (N_HEADS + 2 N_KV) D]; q goes to q_out [t, N_HEADS, D], k and v to the cache
+    at (table[row][position // BLOCK_SIZE], position % BLOCK_SIZE). Pairs are (i, i + D / 2). A token whose row is
+    negative (padding, a decode row) writes nothing."""
     t = tl.program_id(0).to(tl.int64)
-    h = tl.program_id(1)
     let_successor_start(PDL)
-    wait_for_predecessor(PDL)
+    HALF: tl.constexpr = D // 2
+    # Rows, positions and tables were written before the pass began.
     row = tl.load(token_row_ptr + t)
     if row < 0:
+        wait_for_predecessor(PDL)
         return
     pos = tl.load(position_ptr + t)
-    width = (N_HEADS + 2 * N_KV) * D
-    base = qkv_ptr + t * width + h * D
-    i = tl.arange(0, D)
-    in_lo = i < HALF
-    in_rot = i < 2 * HALF
-    partner = tl.where(in_lo, i + HALF, tl.where(in_rot, i - HALF, i))
-    x = tl.load(base + i).to(tl.float32)
-    y = tl.load(base + partner).to(tl.float32)
+    i = tl.arange(0, HALF)[None, :]
+    cos = tl.load(cos_ptr + pos.to(tl.int64) * HALF + i)
+    sin = tl.load(sin_ptr + pos.to(tl.int64) * HALF + i)
+    block = tl.load(table_ptr + row.to(tl.int64) * table_stride + pos // BLOCK_SIZE).to(tl.int64)
+    at = block * s_block + (pos % BLOCK_SIZE) * s_pos
+    wait_for_predecessor(PDL)
+    token = qkv_ptr + t * ((N_HEADS + 2 * N_KV) * D)
+    lo, hi = _rotated(token, bias_ptr, q_norm_ptr, cos, sin, eps, N_HEADS, N_HEADS_PAD, D, BIAS, QK_NORM)
+    h = tl.arange(0, N_HEADS_PAD)[:, None]
+    out = q_out_ptr + t * (N_HEADS * D) + h * D + i
+    tl.store(out, lo.to(q_out_ptr.dtype.element_ty), mask=h < N_HEADS)
+    tl.store(out + HALF, hi.to(q_out_ptr.dtype.element_ty), mask=h < N_HEADS)
+
+    kv_type = k_cache_ptr.dtype.element_ty
+    g = tl.arange(0, N_KV_PAD)[:, None]
+    g_mask = g < N_KV
+    lo, hi = _rotated(
+        token + N_HEADS * D,
+        bias_ptr + N_HEADS * D,
+        k_norm_ptr,
+        cos,
+        sin,
+        eps,
+        N_KV,
+        N_KV_PAD,
+        D,
+        BIAS,
+        QK_NORM,
+    )
+    tl.store(k_cache_ptr + at + g * s_head + i, (lo * kv_inv_scale).to(kv_type), mask=g_mask)
+    tl.store(k_cache_ptr + at + g * s_head + HALF + i, (hi * kv_inv_scale).to(kv_type), mask=g_mask)
+    d = tl.arange(0, D)[None, :]
+    v = tl.load(token + (N_HEADS + N_KV) * D + g * D + d, mask=g_mask, other=0.0).to(tl.float32)
     if BIAS:
-        x += tl.load(bias_ptr + h * D + i).to(tl.float32)
-        y += tl.load(bias_ptr + h * D + partner).to(tl.float32)
-    if h < N_HEADS + N_KV:
-        if QK_NORM:
-            g_ptr = q_norm_ptr if h < N_HEADS else k_norm_ptr
-            r = tl.rsqrt(tl.sum(x * x) / D + eps)
-            x = x * r * tl.load(g_ptr + i).to(tl.float32)
-            y = y * r * tl.load(g_ptr + partner).to(tl.float32)
-        pair = tl.where(in_lo, i, i - HALF)
-        c = tl.load(cos_ptr + pos.to(tl.int64) * HALF + pair, mask=in_rot, other=1.0)
-        s = tl.load(sin_ptr + pos.to(tl.int64) * HALF + pair, mask=in_rot, other=0.0)
-        x = x * c + tl.where(in_lo, -y, y) * s
-    if h < N_HEADS:
-        tl.store(q_out_ptr + t * N_HEADS * D + h * D + i, x.to(q_out_ptr.dtype.element_ty))
-    else:
-        block = tl.load(table_ptr + row.to(tl.int64) * table_stride + pos // BLOCK_SIZE).to(tl.int64)
-        at = block * s_block + (pos % BLOCK_SIZE) * s_pos
-        x = x * kv_inv_scale
-        if h < N_HEADS + N_KV:
-            tl.store(k_cache_ptr + at + (h - N_HEADS) * s_head + i, x.to(k_cache_ptr.dtype.element_ty))
-        else:
-            tl.store(v_cache_ptr + at + (h - N_HEADS - N_KV) * s_head + i, x.to(v_cache_ptr.dtype.element_ty))
+        v += tl.load(bias_ptr + (N_HEADS + N_KV) * D + g * D + d, mask=g_mask, other=0.0).to(tl.float32)
+    tl.store(v_cache_ptr + at + g * s_head + d, (v * kv_inv_scale).to(kv_type), mask=g_mask)
