@@ -151,6 +151,41 @@ def info(
     sys.exit(print_info(url, api_key=api_key))
 
 
+def size(
+    model: Annotated[str, typer.Argument(help="A hub id, a folder, a GGUF file, or `smollm2`.")],
+    gpu_memory: Annotated[float, typer.Option(help="Memory of one device, in GiB.", min=0.1)],
+    context: Annotated[int, typer.Option(help="Prompt plus answer of one request, in tokens.", min=1)] = 4096,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto (as dtype), fp8_e4m3 or fp8_e5m2.")] = "auto",
+    max_batch_size: Annotated[int, typer.Option(help="Rows.", min=1)] = 256,
+    max_batch_prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens of a step.", min=1)] = 4096,
+    wiggle_room: Annotated[float, typer.Option(help="Share of the rest for the KV cache.", max=1)] = 0.95,
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit of a hub model.")] = "",
+) -> None:
+    """Estimate what fits into a device: weights, KV cache, requests at once."""
+    from deploy.size import Wanted, config_of, report, size_of
+    from worker.models.config import spec_from_config
+
+    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
+    for option, value, allowed in (
+        ("--dtype", dtype, dtypes),
+        ("--kv-cache-dtype", kv_cache_dtype, ("auto", "fp8_e4m3", "fp8_e5m2", *dtypes)),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"{option} is {value!r}, but must be one of: {', '.join(allowed)}")
+    wanted = Wanted(
+        memory_gib=gpu_memory,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        max_batch_size=max_batch_size,
+        max_batch_prefill_tokens=max_batch_prefill_tokens,
+        wiggle_room=wiggle_room,
+        context=context,
+    )
+    spec = spec_from_config(config_of(model, revision=revision or None))
+    print(report(model, spec, wanted, size_of(spec, wanted)))
+
+
 Project = Annotated[
     str, typer.Option(help="The compose project.", envvar="COMPOSE_PROJECT_NAME", show_default=True)
 ]
@@ -219,6 +254,7 @@ app.command("worker")(with_settings(worker, {WorkerConfig: (), ClaimConfig: ()})
 app.command("chat")(chat)
 app.command("fetch")(fetch)
 app.command("info")(info)
+app.command("size")(size)
 app.command("ps")(ps)
 app.command("scale")(scale)
 app.command("roll")(roll)

@@ -10,6 +10,7 @@ from worker.attention.interface import kv_bytes_per_token
 from worker.config import WorkerConfig
 from worker.errors import StartError
 from worker.host_memory import HostMemory, host_memory
+from worker.models.size import step_bytes
 from worker.models.spec import ModelSpec
 
 _MIB = 1 << 20
@@ -67,9 +68,9 @@ def cpu_kv_budget(
 
 def activation_bytes(config: WorkerConfig, spec: ModelSpec, *, dtype: torch.dtype) -> int:
     """An upper estimate of what the largest step needs beside weights and KV."""
-    width = (
-        4 * spec.hidden_size + 2 * (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim
-    ) + 3 * spec.intermediate_size
-    forward = config.max_step_tokens * width * dtype.itemsize
-    logits = 3 * config.max_batch_size * spec.vocab_size * 4
-    return forward + logits
+    return step_bytes(
+        spec,
+        max_step_tokens=config.max_step_tokens,
+        max_batch_size=config.max_batch_size,
+        itemsize=dtype.itemsize,
+    )
