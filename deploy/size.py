@@ -118,7 +118,8 @@ def report(name: str, spec: ModelSpec, wanted: Wanted, size: Size) -> str:
         "",
         f"A token takes {size.kv_per_token:,} bytes of KV ({kv}).",
         f"max_batch_total_tokens is about {size.n_tokens:,}: {size.n_requests:.0f} requests of "
-        f"{wanted.context} tokens at once, shared beginnings counted once (rows: --max-batch-size {wanted.max_batch_size}).",
+        f"{wanted.context} tokens at once, shared beginnings counted once "
+        f"(rows: --max-batch-size {wanted.max_batch_size}).",
     ]
     if size.n_requests < 1.5:
         lines.append("That is hardly more than one request: think of a smaller context or more memory.")
