@@ -34,7 +34,7 @@ class FakeWorker:
         self.config = config
         self._checkpoint = checkpoint
         self._timing = timing
-        self._relay = _Relay()
+        self._relay = Relay()
         self._server: WorkerServer | None = None
         self.runner: FakeRunner
         """Of the present process; `restart` makes a new one."""
@@ -141,8 +141,9 @@ async def fake_worker(
         await worker.close()
 
 
-class _Relay:
-    """Forwards bytes between a fixed port and the worker's."""
+class Relay:
+    """Forwards bytes between a port of its own (0: a free one, kept when it is opened again) and
+    `target_port`."""
 
     def __init__(self) -> None:
         self.port = 0

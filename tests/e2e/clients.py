@@ -8,11 +8,12 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.e2e.serving import Server
+from tests.e2e.serving import Server, routing
 
 Body = dict[str, Any]
 
@@ -92,6 +93,22 @@ async def connected(server: Server) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@contextlib.asynccontextmanager
+async def routed(
+    folder: Path, *replicas: str, n_live: int, flags: Sequence[str] = ()
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a router of its own for workers that run already; ready, with `n_live` of them live."""
+    context = routing(folder, replicas=replicas, flags=flags)
+    server = await asyncio.to_thread(context.__enter__)
+    try:
+        async with connected(server) as client:
+            await until(lambda: is_ready(client), "ready")
+            await until(lambda: has_live(client, n_live), f"{n_live} are live")
+            yield client
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+
+
 def start(client: httpx.AsyncClient, body: Body) -> tuple[Stream, asyncio.Task[Stream]]:
     """A stream that is read in the background; cancel its task to hang up."""
     stream = Stream()
@@ -167,3 +184,12 @@ async def until(condition: Callable[[], Any], what: str, *, limit_s: float = LIM
 
 async def is_ready(client: httpx.AsyncClient) -> bool:
     return (await client.get("/health/ready")).status_code == 200
+
+
+async def has_live(client: httpx.AsyncClient, n: int) -> bool:
+    return await metric(client, "quire_replicas_live") == n
+
+
+async def has_lost(client: httpx.AsyncClient, n: int) -> bool:
+    """At least `n` replicas were lost since the start."""
+    return await metric(client, "quire_replicas_lost_total") >= n

@@ -68,7 +68,7 @@ class Server:
 
     def wait_log(self, words: str, *, times: int = 1) -> None:
         """Until the log holds `words` so often. The log is a file: this watches it grow."""
-        with contextlib.closing(_follow(self.log)) as lines:
+        with contextlib.closing(_follow(self.log, self.process.pid)) as lines:
             for line in lines:
                 times -= words in line
                 if times <= 0:
@@ -101,10 +101,29 @@ def serving(
     wait: bool = True,
 ) -> Iterator[Server]:
     """`quire serve` with its log in `folder`; ended at the end, whatever happened."""
+    arguments = [f"--model={model}", f"--workers={workers}", *flags]
+    with _launched("serve", arguments, folder=folder, env=env) as server:
+        if wait:
+            server.wait_ready()
+        yield server
+
+
+@contextlib.contextmanager
+def routing(folder: Path, *, replicas: Sequence[str], flags: Sequence[str] = ()) -> Iterator[Server]:
+    """`quire router` for workers that run elsewhere, from the moment it listens."""
+    arguments = [f"--replicas={','.join(replicas)}", *flags]
+    with _launched("router", arguments, folder=folder, env=None) as server:
+        server.wait_log("the router listens on port")
+        yield server
+
+
+@contextlib.contextmanager
+def _launched(
+    command: str, arguments: Sequence[str], *, folder: Path, env: Mapping[str, str] | None
+) -> Iterator[Server]:
     port = free_ports(1)[0]
-    log = folder / f"serve-{port}.log"
-    argv = [sys.executable, "-m", "deploy.cli", "serve", f"--port={port}", "--host=127.0.0.1"]
-    argv += [f"--model={model}", f"--workers={workers}", *flags]
+    log = folder / f"{command}-{port}.log"
+    argv = [sys.executable, "-m", "deploy.cli", command, f"--port={port}", "--host=127.0.0.1", *arguments]
     with log.open("w") as stderr:
         process = subprocess.Popen(
             argv,
@@ -116,8 +135,6 @@ def serving(
         )
     server = Server(process, port=port, log=log)
     try:
-        if wait:
-            server.wait_ready()
         yield server
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -128,13 +145,73 @@ def serving(
         server._stdout.close()
 
 
-def _follow(path: Path) -> Iterator[str]:
-    """The lines of a growing file, through `tail`, which waits on the kernel's word that it grew."""
+class Worker:
+    """A `quire worker` process of its own, at a port that stays the same over `kill` and `start`."""
+
+    def __init__(self, folder: Path, *, flags: Sequence[str], model: str) -> None:
+        self.port = free_ports(1)[0]
+        self.address = f"127.0.0.1:{self.port}"
+        self._folder = folder
+        self._arguments = [f"--model={model}", *flags]
+        self._n_starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "none"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the worker is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns when it is ready."""
+        self._n_starts += 1
+        self.log = self._folder / f"worker-{self.port}-{self._n_starts}.log"
+        argv = [sys.executable, "-m", "deploy.cli", "worker", f"--port={self.port}", "--host=127.0.0.1"]
+        with self.log.open("w") as stderr:
+            self._process = subprocess.Popen(
+                [*argv, *self._arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=stderr
+            )
+        with contextlib.closing(_follow(self.log, self.pid)) as lines:
+            any("worker ready" in line for line in lines)
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Its exit code; 0 when it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(number)
+        return process.wait(END_WITHIN_S)
+
+
+@contextlib.contextmanager
+def worker_process(
+    folder: Path, *, flags: Sequence[str] = (), model: str = "smollm2", start: bool = True
+) -> Iterator[Worker]:
+    worker = Worker(folder, flags=flags, model=model)
+    try:
+        if start:
+            worker.start()
+        yield worker
+    finally:
+        worker.end()
+
+
+def _follow(path: Path, pid: int) -> Iterator[str]:
+    """The lines that a child adds to a file, through `tail`, which waits on the kernel's word that it grew.
+    Raises AssertionError when no more can come."""
     tail = subprocess.Popen(["tail", "-n", "+1", "-f", str(path)], stdout=subprocess.PIPE)
     assert tail.stdout is not None
+    life = os.pidfd_open(pid)
     rest = b""
     try:
-        while select.select([tail.stdout], [], [], END_WITHIN_S)[0]:
+        while ready := select.select([tail.stdout, life], [], [], END_WITHIN_S)[0]:
+            if tail.stdout not in ready:
+                break  # the process is gone, and all that it wrote is read
             *lines, rest = (rest + os.read(tail.stdout.fileno(), 65536)).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)
         raise AssertionError(f"nothing more came:\n{path.read_text(errors='replace')[-4000:]}")
@@ -142,3 +219,4 @@ def _follow(path: Path) -> Iterator[str]:
         tail.kill()
         tail.wait()
         tail.stdout.close()
+        os.close(life)
