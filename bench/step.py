@@ -88,7 +88,6 @@ def make_core(
     max_context: int,
     max_prefill: int,
     graph_sizes: tuple[int, ...],
-    token_sizes: tuple[int, ...],
 ) -> GpuCore:
     import torch
 
@@ -106,7 +105,6 @@ def make_core(
         max_context=max_context,
         block_size=block_size,
         graph_sizes=graph_sizes,
-        token_sizes=token_sizes,
     )
     buffers = make_buffers(
         spec,
@@ -228,14 +226,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_context=32768,
         max_prefill=8192,
         graph_sizes=sizes,
-        token_sizes=(128, 288, 512, 1024, 1088, 2304, 4096),
     )
     torch.cuda.synchronize()
     made_s = time.perf_counter() - started
     if args.no_pdl:
         core.decoder.pdl = False
     if not args.eager:
-        core.capture_graphs()
+        from worker.gpu.token_sizes import measure
+
+        started = time.perf_counter()
+        token_sizes = measure(core.decoder, 2304) if args.prefill or args.profile else ()
+        print(f"token sizes measured in {time.perf_counter() - started:.1f} s: {token_sizes}", flush=True)
+        core.capture_graphs(token_sizes)
         assert core.graphs is not None
         print(
             f"weights and cache {made_s:.1f} s, {len(sizes)} graphs captured in {core.graphs.seconds:.1f} s",

@@ -25,9 +25,10 @@ from worker.gpu.cache import PagedCache
 from worker.gpu.choices import DecodeTiles, most_decode_programs
 from worker.gpu.core import CoreShape, GpuCore
 from worker.gpu.device import Gpu
-from worker.gpu.graph_sizes import graph_sizes, token_sizes
+from worker.gpu.graph_sizes import graph_sizes
 from worker.gpu.graphs import DecodeGraph, GraphSet
 from worker.gpu.runner import GpuRunner
+from worker.gpu.token_sizes import candidates
 from worker.models.spec import DecoderWeights, ModelSpec
 from worker.runner import RunnerCapacity
 
@@ -161,7 +162,6 @@ def make_runner(
         max_context=256,
         block_size=block_size,
         graph_sizes=graph_sizes(max_rows) if graphs else (),
-        token_sizes=token_sizes(max_tokens) if graphs else (),
     )
     buffers = make_buffers(
         spec,
@@ -182,6 +182,7 @@ def make_runner(
         tiles=DecodeTiles(block_t=16, warps=4, stages=2),
     )
     if graphs:
+        core.token_sizes = candidates(max_tokens)
         core.graphs = GraphSet(
             graphs={
                 size: DecodeGraph(
@@ -192,7 +193,14 @@ def make_runner(
             },
             pieces={
                 n: [Replay(body) for body in core._pieces(n)]  # type: ignore[misc]
-                for n in shape.token_sizes
+                for n in core.token_sizes
+            },
+            attends={
+                size: [
+                    Replay(partial(core.decoder.decode_attention, layer, n_rows=size, head=core.head))  # type: ignore[misc]
+                    for layer in range(spec.n_layers)
+                ]
+                for size in shape.graph_sizes
             },
             seconds=0.0,
         )

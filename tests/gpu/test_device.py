@@ -37,8 +37,9 @@ def make_runner(weights: DecoderWeights, *, block_size: int = 16, graphs: bool =
     from worker.gpu.choices import most_decode_programs
     from worker.gpu.core import CoreShape, GpuCore
     from worker.gpu.device import find_gpu
-    from worker.gpu.graph_sizes import graph_sizes, token_sizes
+    from worker.gpu.graph_sizes import graph_sizes
     from worker.gpu.runner import GpuRunner
+    from worker.gpu.token_sizes import measure
     from worker.runner import RunnerCapacity
 
     gpu = find_gpu()
@@ -49,7 +50,6 @@ def make_runner(weights: DecoderWeights, *, block_size: int = 16, graphs: bool =
         max_context=1024,
         block_size=block_size,
         graph_sizes=graph_sizes(max_rows) if graphs else (),
-        token_sizes=token_sizes(2048 + max_rows) if graphs else (),
     )
     buffers = make_buffers(
         spec,
@@ -65,7 +65,7 @@ def make_runner(weights: DecoderWeights, *, block_size: int = 16, graphs: bool =
     )
     core = GpuCore(weights, gpu=gpu, shape=shape, buffers=buffers, cache=cache, dtype=torch.bfloat16)
     if graphs:
-        core.capture_graphs()
+        core.capture_graphs(measure(core.decoder, shape.max_step_tokens))
     capacity = RunnerCapacity(
         model_id="tiny", model_hash="tiny", model_path="", block_size=block_size, n_blocks=n_blocks,
         max_rows=max_rows, max_step_tokens=shape.max_step_tokens, max_context=shape.max_context,

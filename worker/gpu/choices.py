@@ -133,18 +133,11 @@ def decode_splits(*, rows: int, n_kv_heads: int, n_sms: int) -> int:
     return max(2, min(64, 4 * PROGRAMS_PER_SM * n_sms // max(1, rows * n_kv_heads)))
 
 
-MIXED_SPLITS = 4
-"""Splits of decode attention in a captured piece of a mixed step, whose grid covers every row there may be."""
-
-
 def most_decode_programs(*, max_rows: int, n_kv_heads: int, n_sms: int) -> int:
     """Of any launch: what the partial results are sized by."""
     return max(
-        max_rows * n_kv_heads * MIXED_SPLITS,
-        *(
-            rows * n_kv_heads * decode_splits(rows=rows, n_kv_heads=n_kv_heads, n_sms=n_sms)
-            for rows in range(1, max_rows + 1)
-        ),
+        rows * n_kv_heads * decode_splits(rows=rows, n_kv_heads=n_kv_heads, n_sms=n_sms)
+        for rows in range(1, max_rows + 1)
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from worker.attention.flashinfer_backend import FlashInferPrefill, PrefillShape
 from worker.gpu.buffers import Buffers
 from worker.gpu.cache import PagedCache
-from worker.gpu.choices import MIXED_SPLITS, DecodeTiles, decode_chunk
+from worker.gpu.choices import DecodeTiles, decode_chunk
 from worker.gpu.decoder import GpuDecoder, RowState
 from worker.gpu.device import Gpu
 from worker.gpu.graph_sizes import pick_size
@@ -47,8 +47,6 @@ class CoreShape:
     block_size: int
     graph_sizes: tuple[int, ...]
     """Decode rows"""
-    token_sizes: tuple[int, ...] = ()
-    """Tokens of mixed steps"""
 
     @property
     def max_blocks_per_row(self) -> int:
@@ -139,13 +137,17 @@ class GpuCore:
         )
         self.results = torch.full((_N_SLOTS, shape.max_rows), -1, dtype=torch.int32, pin_memory=True)
         self.graphs: GraphSet | None = None
+        self.token_sizes: tuple[int, ...] = ()
+        """Of mixed steps, captured"""
         self._slot = 0
         self._last_end: torch.cuda.Event | None = None
 
     # ---- setup ----
 
-    def capture_graphs(self) -> None:
-        """Of every size in the shape. The staged head must describe no live row: all is padding."""
+    def capture_graphs(self, token_sizes: tuple[int, ...] = ()) -> None:
+        """Of every decode size in the shape, and of mixed steps of these token counts. The staged head describes no
+        live row then: all is padding."""
+        self.token_sizes = token_sizes
         self.staged.zero_()
         start = self.layout.offset("sample_rows")
         self.staged[start : start + self.layout.stride] = -1
@@ -155,8 +157,10 @@ class GpuCore:
             self.shape.graph_sizes,
             forward=self._decode_forward,
             sample=lambda size: self.sampler.launch(n_rows=size, filtered=False),
-            token_sizes=self.shape.token_sizes,
+            token_sizes=token_sizes,
             pieces=self._pieces,
+            attend=lambda layer, size: self.decoder.decode_attention(layer, n_rows=size, head=self.head),
+            n_layers=self.spec.n_layers,
             stream=self.stream,
         )
 
@@ -203,7 +207,7 @@ class GpuCore:
         )
         n_total = plan.n_tokens
         if not decode_only and allow_graph and self.graphs is not None:
-            n_total = pick_size(self.shape.token_sizes, n_total) or n_total
+            n_total = pick_size(self.token_sizes, n_total) or n_total
         started = torch.cuda.Event(enable_timing=True)
         started.record(self.stream)
         self._send(staging, plan)
@@ -378,35 +382,32 @@ class GpuCore:
                 n_tokens=plan.n_tokens, n_decode=plan.n_decode, head=self.head, prefill=self.prefill
             )
         else:
-            for index, graph in enumerate(graphs):
+            assert self.graphs is not None
+            size = pick_size(self.shape.graph_sizes, plan.n_decode) if plan.n_decode else None
+            attends = self.graphs.attends[size] if size is not None else None
+            for index, graph in enumerate(graphs[:-1]):
                 graph.replay()
-                if index < self.spec.n_layers:
-                    # Decode rows have attended inside the piece, but lie in front of the chunks.
-                    decoder.prefill_attention(
-                        index,
-                        first=plan.n_decode,
-                        n_chunk=plan.n_chunk_tokens,
-                        prefill=self.prefill,
-                    )
+                # Padding rows of decode attention write nothing, so chunks may follow the live rows at once.
+                if attends is not None:
+                    attends[index].replay()
+                decoder.prefill_attention(
+                    index, first=plan.n_decode, n_chunk=plan.n_chunk_tokens, prefill=self.prefill
+                )
+            graphs[-1].replay()
         if n_sampled:
             decoder.logits(n_rows=n_sampled, index=self.head.sample_index)
 
     def _pieces(self, n_tokens: int) -> list[Callable[[], None]]:
         """What lies between the attentions of a mixed step of `n_tokens` tokens."""
         decoder, n_layers = self.decoder, self.spec.n_layers
-        n_rows = min(self.shape.max_rows, n_tokens)
-
-        def before(index: int) -> None:
-            decoder.before_attention(index, n_tokens=n_tokens, first_chunk=0)
-            decoder.decode_attention(index, n_rows=n_rows, head=self.head, n_splits=MIXED_SPLITS)
 
         def first() -> None:
             decoder.embed(n_tokens)
-            before(0)
+            decoder.before_attention(0, n_tokens=n_tokens, first_chunk=0)
 
         def between(index: int) -> None:
             decoder.after_attention(index - 1, n_tokens=n_tokens)
-            before(index)
+            decoder.before_attention(index, n_tokens=n_tokens, first_chunk=0)
 
         def last() -> None:
             decoder.after_attention(n_layers - 1, n_tokens=n_tokens)

@@ -336,9 +336,7 @@ class GpuDecoder:
             launch_pdl=self.pdl,
         )
 
-    def decode_attention(
-        self, index: int, *, n_rows: int, head: HeadTensors, n_splits: int | None = None
-    ) -> None:
+    def decode_attention(self, index: int, *, n_rows: int, head: HeadTensors) -> None:
         """Of the step's decode rows; rows of length 0 cost next to nothing."""
         from worker.gpu.kernels.decode import decode_attention_kernel
 
@@ -347,8 +345,7 @@ class GpuDecoder:
         s = cache.strides
         layer = self.weights.layers[index]
         window = self._windows[index]
-        if n_splits is None:
-            n_splits = decode_splits(rows=n_rows, n_kv_heads=spec.n_kv_heads, n_sms=self.gpu.n_sms)
+        n_splits = decode_splits(rows=n_rows, n_kv_heads=spec.n_kv_heads, n_sms=self.gpu.n_sms)
         bias = layer.qkv_bias
         decode_attention_kernel[(spec.n_kv_heads, n_rows, n_splits)](
             b.qkv,

@@ -3,8 +3,9 @@
 Both are replayed one after the other; a step whose rows need more than the lean sampler replays the first only.
 Graphs read the step from the staging head at fixed addresses, so replaying is all that a step does.
 
-A mixed step is captured in pieces, per number of tokens: everything between one layer's attention and the next.
-Attention itself, whose launch depends on the step, is launched between the pieces.
+A mixed step is captured in pieces: per number of tokens everything between one layer's attention and the next, and
+per number of decode rows each layer's decode attention. Prefill attention, whose launch depends on the step's plan, is
+launched between them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -30,6 +32,8 @@ class GraphSet:
     graphs: dict[int, DecodeGraph]
     pieces: dict[int, list[torch.cuda.CUDAGraph]]
     """By number of tokens: `n_layers + 1` pieces."""
+    attends: dict[int, list[torch.cuda.CUDAGraph]]
+    """By number of decode rows: each layer's decode attention."""
     seconds: float
 
 
@@ -40,6 +44,8 @@ def capture(
     sample: Callable[[int], None],
     token_sizes: tuple[int, ...],
     pieces: Callable[[int], list[Callable[[], None]]],
+    attend: Callable[[int, int], None],
+    n_layers: int,
     stream: torch.cuda.Stream,
 ) -> GraphSet:
     """Run each size once, so that every kernel is compiled and loaded, then capture it; the largest first, so
@@ -48,6 +54,7 @@ def capture(
     pool = torch.cuda.graph_pool_handle()
     graphs: dict[int, DecodeGraph] = {}
     piece_graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
+    attends: dict[int, list[torch.cuda.CUDAGraph]] = {}
     with torch.inference_mode(), torch.cuda.stream(stream):
         for n_tokens in sorted(token_sizes, reverse=True):
             bodies = pieces(n_tokens)
@@ -63,11 +70,15 @@ def capture(
             graphs[size] = DecodeGraph(
                 _capture_one(partial(forward, size), pool), _capture_one(partial(sample, size), pool)
             )
+            if token_sizes:
+                attends[size] = [
+                    _capture_one(partial(attend, layer, size), pool) for layer in range(n_layers)
+                ]
     stream.synchronize()
-    return GraphSet(graphs, piece_graphs, time.perf_counter() - started)
+    return GraphSet(graphs, piece_graphs, attends, time.perf_counter() - started)
 
 
-def _capture_one(body: Callable[[], None], pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+def _capture_one(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     # Not `torch.cuda.graph`: it collects garbage and empties the allocator's cache each time.
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")

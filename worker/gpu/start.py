@@ -18,9 +18,10 @@ from worker.gpu.cache import PagedCache
 from worker.gpu.choices import most_decode_programs
 from worker.gpu.core import LAUNCH_DEPTH, CoreShape, GpuCore
 from worker.gpu.device import Gpu, check_model, find_gpu
-from worker.gpu.graph_sizes import graph_sizes, token_sizes
+from worker.gpu.graph_sizes import graph_sizes
 from worker.gpu.memory import Measured, gpu_kv_budget
 from worker.gpu.runner import GpuRunner
+from worker.gpu.token_sizes import measure
 from worker.gpu.warmup import blocks_for_largest_step, largest_step
 from worker.models.config import spec_from_config
 from worker.models.spec import DecoderWeights, ModelSpec
@@ -79,14 +80,13 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
             max_context=min(checkpoint.max_context, config.max_total_tokens or checkpoint.max_context),
             block_size=config.block_size,
             graph_sizes=graph_sizes(config.max_batch_size) if config.cuda_graphs == "on" else (),
-            token_sizes=token_sizes(config.max_step_tokens) if config.cuda_graphs == "on" else (),
         )
         n_programs = most_decode_programs(
             max_rows=shape.max_rows, n_kv_heads=spec.n_kv_heads, n_sms=gpu.n_sms
         )
         buffers = make_buffers(
             spec,
-            max_tokens=max(shape.max_step_tokens + 64, *shape.graph_sizes, *shape.token_sizes, 0),
+            max_tokens=shape.max_step_tokens + 64,
             max_rows=shape.max_rows,
             n_programs=n_programs,
             dtype=dtype,
@@ -99,12 +99,12 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
         log.info("KV cache sized", arithmetic=budget.arithmetic)
         core = _core(parts, n_blocks=budget.n_blocks)
         if shape.graph_sizes:
-            core.capture_graphs()
+            core.capture_graphs(measure(core.decoder, shape.max_step_tokens))
             assert core.graphs is not None
             log.info(
                 "graphs captured",
                 sizes=len(shape.graph_sizes),
-                token_sizes=len(shape.token_sizes),
+                token_sizes=len(core.token_sizes),
                 seconds=round(core.graphs.seconds, 2),
             )
     except torch.OutOfMemoryError as error:
@@ -198,6 +198,6 @@ def _measure(parts: _Parts, config: WorkerConfig, *, weight_bytes: int) -> Measu
         weights=weight_bytes,
         workspace=workspace,
         transient=transient,
-        graphs=_GRAPH_BYTES * (len(parts.shape.graph_sizes) + len(parts.shape.token_sizes)),
+        graphs=_GRAPH_BYTES * (2 * len(parts.shape.graph_sizes) + 64 if parts.shape.graph_sizes else 0),
         free=free,
     )

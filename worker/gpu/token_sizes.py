@@ -1,0 +1,63 @@
+"""Which token counts of mixed steps are worth capturing: those whose products are quick for their size.
+
+A matrix product is computed in tiles, tiles in waves, so its time is a staircase of the rows, with steps that differ
+from library to library. The sizes are therefore measured, once, at start (under a second on an H200): a size is
+kept when no larger one is as quick.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker.gpu.decoder import GpuDecoder
+
+MAX_TOKENS = 4352
+"""Larger steps keep the device busy longer than they take to launch, so they need no graphs."""
+_MIN_GAIN = 0.01
+_REPEATS = 3
+
+
+def candidates(max_tokens: int) -> tuple[int, ...]:
+    """Multiples of 16 to 512, of 32 to 2,048 and of 64 beyond, up to what holds `max_tokens`."""
+    steps = [*range(16, 512, 16), *range(512, 2048, 32), *range(2048, MAX_TOKENS + 1, 64)]
+    sizes = [size for size in steps if size < max_tokens]
+    if len(sizes) < len(steps):
+        sizes.append(-(-max_tokens // 64) * 64)
+    return tuple(sizes)
+
+
+def worth_capturing(sizes: Sequence[int], times: Sequence[float]) -> tuple[int, ...]:
+    """Ascending sizes and the time of each: those that beat every larger one by at least a hundredth, and the
+    largest."""
+    kept: list[int] = []
+    best = float("inf")
+    for size, time in sorted(zip(sizes, times, strict=True), reverse=True):
+        if time < best * (1 - _MIN_GAIN) or not kept:
+            kept.append(size)
+            best = min(best, time)
+    return tuple(reversed(kept))
+
+
+def measure(decoder: GpuDecoder, max_tokens: int) -> tuple[int, ...]:
+    """Times one layer's products at every candidate on the device. Overwrites the activations."""
+    import torch
+
+    sizes = candidates(max_tokens)
+    times = []
+    with torch.inference_mode():
+        for size in sizes:
+            samples = []
+            for _ in range(_REPEATS + 1):
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record()
+                # The second of two layers: their weights don't stay in the cache in between.
+                decoder.after_attention(0, n_tokens=size)
+                decoder.before_attention(decoder.spec.n_layers - 1, n_tokens=size, first_chunk=size)
+                end.record()
+                samples.append((start, end))
+            torch.cuda.synchronize()
+            times.append(statistics.median(start.elapsed_time(end) for start, end in samples[1:]))
+    return worth_capturing(sizes, times)
