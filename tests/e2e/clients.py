@@ -83,7 +83,7 @@ class Stream:
 
 
 def defaults() -> Body:
-    return {"model": "smollm2", "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    return {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
 @contextlib.asynccontextmanager
