@@ -120,6 +120,12 @@ class WorkerConfig:
         help="CPU threads that compute; 0: all available cores for prompts, one less for decode steps.",
         unit="threads",
     )
+    grammar_timeout_s: float = flag(
+        5.0, help="Longest time that compiling a request's grammar may take.", unit="seconds"
+    )
+    grammar_cache_mb: int = flag(
+        256, help="Compiled grammars that are kept; the least recently used leave first.", unit="MiB"
+    )
     cache_dir: str = flag(
         "",
         help="Folder for downloaded models; empty: the usual cache folder of the user.",
@@ -162,6 +168,8 @@ class WorkerConfig:
         self._check_range("max_total_tokens", low=2, high=2**30)
         self._check_range("window", low=1, high=64)
         self._check_range("threads", low=0, high=4096)
+        self._check_range("grammar_timeout_s", low=0.1, high=20)
+        self._check_range("grammar_cache_mb", low=1, high=2**20)
         self._check_range("fake_step_ms", low=0, high=3_600_000)
         self._check_range("fake_row_us", low=0, high=1_000_000)
         self._check_range("fake_prefill_token_us", low=0, high=1_000_000)

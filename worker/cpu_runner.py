@@ -21,6 +21,8 @@ from worker.attention.torch_backend import TorchAttention
 from worker.config import WorkerConfig
 from worker.cpu_tuning import ThreadPlan, keep_freed_memory, plan_threads
 from worker.errors import StartError
+from worker.grammar.rows import GrammarRows, MaskJob
+from worker.grammar.start import NO_GRAMMARS, make_grammar_rows
 from worker.kv_budget import KvBudget, cpu_kv_budget
 from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder
@@ -60,7 +62,13 @@ class CpuRunner:
     """Implements `worker.runner.Runner`."""
 
     def __init__(
-        self, decoder: Decoder, cache: KvCache, capacity: RunnerCapacity, *, threads: ThreadPlan
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        capacity: RunnerCapacity,
+        *,
+        threads: ThreadPlan,
+        grammars: GrammarRows | None = None,
     ) -> None:
         self._decoder = decoder
         self._attention = TorchAttention(decoder.spec, cache)
@@ -69,6 +77,7 @@ class CpuRunner:
         self._sampler = Sampler(
             vocab_size=capacity.vocab_size, max_rows=capacity.max_rows, device=decoder.device
         )
+        self._grammars = grammars
         self._last_token = np.zeros(capacity.max_rows, dtype=np.int32)
         self._rows: dict[int, _RowInfo] = {}
 
@@ -78,6 +87,8 @@ class CpuRunner:
 
     def reset(self) -> None:
         self._rows.clear()
+        if self._grammars is not None:
+            self._grammars.reset()
 
     def launch(self, batch: StepBatch) -> _Done:
         started = time.perf_counter()
@@ -90,13 +101,17 @@ class CpuRunner:
         return pending.sampled
 
     def prepare(self, grammar: Grammar) -> None:
-        raise ValueError("this worker does not constrain answers by a grammar yet")
+        if self._grammars is None:
+            raise ValueError(NO_GRAMMARS)
+        self._grammars.prepare(grammar)
 
     def _compute(self, batch: StepBatch) -> Sampled:
         if len(batch.zero_blocks):
             self._attention.zero_blocks(batch.zero_blocks)
         for row in batch.evicts.tolist():
             self._rows.pop(row, None)
+            if self._grammars is not None:
+                self._grammars.evict(row)
         for admit in batch.admits:
             info = _RowInfo(admit.epoch, admit.n_prompt, admit.sampling.prompt_logprobs)
             self._rows[admit.row] = info
@@ -106,6 +121,9 @@ class CpuRunner:
                 )
             except ValueError as error:
                 info.error = str(error)
+            if self._grammars is not None:
+                output = unpack_i32(admit.tokens)[admit.n_prompt :]
+                self._grammars.admit(admit.row, admit.grammar, output=output.tolist())
         if not len(batch.rows):
             return _nothing(batch.seq)
         return self._forward(batch)
@@ -123,6 +141,7 @@ class CpuRunner:
         )
         ends = np.cumsum(batch.q_lens)
         sampling = np.flatnonzero(batch.samples)
+        job = self._grammars.begin_step(batch.rows[sampling]) if self._grammars is not None else None
         wanted = ends[sampling] - 1
         prompt_rows = [
             index
@@ -135,7 +154,7 @@ class CpuRunner:
         if prompt_rows:
             hidden = hidden.index_select(0, torch.from_numpy(wanted))
         if len(sampling):
-            sampled = self._sample(batch, hidden, sampling)
+            sampled = self._sample(batch, hidden, sampling, job)
         else:
             sampled = _nothing(batch.seq)
         sampled.prompt_logprobs = [part for part in prompt_logprobs if part is not None]
@@ -152,17 +171,28 @@ class CpuRunner:
             at += q_len
         return tokens
 
-    def _sample(self, batch: StepBatch, hidden: torch.Tensor, sampling: np.ndarray) -> Sampled:
+    def _sample(
+        self, batch: StepBatch, hidden: torch.Tensor, sampling: np.ndarray, job: MaskJob | None
+    ) -> Sampled:
         rows, epochs = batch.rows[sampling].copy(), batch.epochs[sampling].copy()
-        result = self._sampler.sample(self._decoder.logits(hidden), rows, batch.kv_lens[sampling])
+        logits = self._decoder.logits(hidden)
+        masks = job.wait() if job is not None else None
+        result = self._sampler.sample(logits, rows, batch.kv_lens[sampling], masks=masks)
         tokens = result.tokens.numpy().astype(np.int32)
         self._last_token[rows] = tokens
-        usable = result.usable.numpy()
+        if self._grammars is not None:
+            self._grammars.accept(rows, tokens)
+        usable, finite = result.usable.numpy(), result.finite.numpy()
+        dead_ends = masks.errors if masks is not None else {}
         errors = []
         for index, row in enumerate(rows.tolist()):
             why = self._rows[row].error
             if why:
                 kind, message = RowError.INVALID, why
+            elif row in dead_ends:
+                kind, message = RowError.GRAMMAR, dead_ends[row]
+            elif finite[index] and not usable[index]:
+                kind, message = RowError.GRAMMAR, "logit_bias forbids every token that it allows"
             elif not usable[index]:
                 kind, message = RowError.NAN_LOGITS, "the model's logits hold no usable number"
             else:
@@ -218,6 +248,7 @@ def make_cpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> CpuRunner:
         raise StartError(
             f"--kv-cache-dtype is {config.kv_cache_dtype}, but on a CPU it must be auto or equal to --dtype"
         )
+    grammars = make_grammar_rows(config, checkpoint)
     device = torch.device("cpu")
     spec = spec_from_config(checkpoint.config)
     started = time.perf_counter()
@@ -232,7 +263,11 @@ def make_cpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> CpuRunner:
     log.info("KV cache sized", arithmetic=budget.arithmetic)
     cache = KvCache(spec, n_blocks=budget.n_blocks, block_size=config.block_size, dtype=dtype, device=device)
     runner = CpuRunner(
-        decoder, cache, _capacity(config, checkpoint, budget, max_context=max_context), threads=threads
+        decoder,
+        cache,
+        _capacity(config, checkpoint, budget, max_context=max_context, with_grammars=grammars is not None),
+        threads=threads,
+        grammars=grammars,
     )
     _warm_up(runner)
     log.info("ready to compute", decode_threads=threads.decode, prefill_threads=threads.prefill)
@@ -240,7 +275,12 @@ def make_cpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> CpuRunner:
 
 
 def _capacity(
-    config: WorkerConfig, checkpoint: Checkpoint, budget: KvBudget, *, max_context: int
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    budget: KvBudget,
+    *,
+    max_context: int,
+    with_grammars: bool,
 ) -> RunnerCapacity:
     dtype = str(_DTYPES[config.dtype])[6:]
     return RunnerCapacity(
@@ -261,7 +301,7 @@ def _capacity(
         max_batch_total_tokens=budget.n_tokens,
         memory_arithmetic=budget.arithmetic,
         max_logprobs=_MAX_LOGPROBS,
-        features=("prompt_logprobs",),
+        features=("prompt_logprobs", "grammar") if with_grammars else ("prompt_logprobs",),
         launch_depth=1,
     )
 

@@ -8,6 +8,7 @@ leave, which is an exact draw from their softmax (the Gumbel-max trick).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +38,33 @@ class RawLogprobs:
     top_values: torch.Tensor
 
 
+class TokenMasks(Protocol):
+    """What a grammar allows (`worker.grammar.rows.Masks`)."""
+
+    @property
+    def index(self) -> I64:
+        """[m] places among the sampled rows, ascending."""
+        ...
+
+    @property
+    def bits(self) -> I32:
+        """[m, ceil(vocab / 32)], little-endian: bit i % 32 of word i // 32 allows token i."""
+        ...
+
+    @property
+    def ends(self) -> npt.NDArray[np.bool_]:
+        """[m] only stop tokens are allowed: `min_new_tokens` gives way."""
+        ...
+
+
 @dataclass(slots=True)
 class SampleResult:
     tokens: torch.Tensor
     """[n] int64"""
     usable: torch.Tensor
     """[n] bool; False where the logits hold NaN or leave no token."""
+    finite: torch.Tensor
+    """[n] bool; False where the logits themselves hold no usable number, whatever was masked."""
     logprobs: RawLogprobs | None
 
 
@@ -64,19 +86,28 @@ class Sampler:
         """Raises ValueError, for the user, when the parameters can't be used."""
         self._rows.admit(row, sampling, tokens=tokens, n_prompt=n_prompt)
 
-    def sample(self, logits: torch.Tensor, rows: I32, positions: I32) -> SampleResult:
+    def sample(
+        self, logits: torch.Tensor, rows: I32, positions: I32, *, masks: TokenMasks | None = None
+    ) -> SampleResult:
         """logits: [n, vocab] float32; rows: [n]; positions: [n], absolute, of the tokens to sample."""
         state = self._rows
         best, tokens = logits.max(dim=-1)
-        usable = best.isfinite()
+        finite = best.isfinite()
+        usable = finite.clone()
         random = state.temperature[rows] >= GREEDY_BELOW
         short = positions - state.n_prompt[rows] < state.min_new_tokens[rows]
         penalised = state.penalised[rows]
-        changed = np.flatnonzero(random | penalised | state.biased[rows] | short)
+        changes = random | penalised | state.biased[rows] | short
+        if masks is not None:
+            short[masks.index] &= ~masks.ends
+            changes[masks.index] = True
+        changed = np.flatnonzero(changes)
         if len(changed):
             where = self._ids(changed)
             work = logits.index_select(0, where)
             self._change(work, rows[changed], short[changed])
+            if masks is not None:
+                self._mask(work, np.searchsorted(changed, masks.index), masks.bits)
             chosen, possible = self._choose(work, rows[changed], positions[changed], random[changed])
             tokens.index_copy_(0, where, chosen)
             usable.index_copy_(0, where, possible & usable.index_select(0, where))
@@ -85,7 +116,7 @@ class Sampler:
             state.add_sampled(self._ids(rows[counted]), tokens.index_select(0, self._ids(counted)))
         asked = np.flatnonzero(state.logprobs[rows])
         logprobs = self._raw(logits, tokens, asked, state.top_logprobs[rows[asked]]) if len(asked) else None
-        return SampleResult(tokens, usable, logprobs)
+        return SampleResult(tokens, usable, finite, logprobs)
 
     def _change(self, work: torch.Tensor, rows: I32, short: npt.NDArray[np.bool_]) -> None:
         """Penalties, bias and masked end tokens, in place."""
@@ -103,6 +134,13 @@ class Sampler:
             eos = state.eos.get(int(rows[index]))
             if eos is not None:
                 work[index].index_fill_(0, eos, -torch.inf)
+
+    def _mask(self, work: torch.Tensor, places: I64, bits: I32) -> None:
+        """Forbid what the masks don't allow, in place."""
+        allowed = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=1, bitorder="little")
+        forbidden = torch.from_numpy(allowed[:, : self._vocab] == 0).to(self._device)
+        for line, place in enumerate(places.tolist()):
+            work[place].masked_fill_(forbidden[line], -torch.inf)
 
     def _penalise(self, work: torch.Tensor, rows: I32) -> torch.Tensor:
         """Repetition: positive logits of seen tokens are divided, negative ones multiplied (CTRL, arXiv

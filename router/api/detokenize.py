@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from checkpoint.token_bytes import DecoderKind, byte_level_bytes, decoder_kind, fallback_byte
 from checkpoint.tokenizer import Tokenizer
 
 I32 = npt.NDArray[np.int32]
@@ -38,7 +39,7 @@ class Detokenizer(Protocol):
 class TokenTable:
     """What each token id stands for; built once per tokenizer and `skip_special`, shared by all requests."""
 
-    kind: Literal["byte_level", "byte_fallback", "generic"]
+    kind: DecoderKind
     data: list[bytes]
     """The token's bytes: exact for the two table kinds, the bytes of `decode([id])` for the other. Empty for
     special tokens when they are skipped, and for ids that the vocabulary doesn't have."""
@@ -95,7 +96,7 @@ def build_token_table(tokenizer: Tokenizer, *, skip_special: bool = True) -> Tok
 
 
 def _whole_table(tokenizer: Tokenizer) -> TokenTable:
-    kind = _kind_of(tokenizer.decoder)
+    kind = decoder_kind(tokenizer.decoder)
     data: list[bytes] = []
     texts: list[str | None] = []
     for token_id in range(tokenizer.n_tokens):
@@ -104,11 +105,11 @@ def _whole_table(tokenizer: Tokenizer) -> TokenTable:
             data.append(b"")
             texts.append("")
         elif kind == "byte_level":
-            raw = _byte_level_bytes(spelled)
+            raw = byte_level_bytes(spelled)
             data.append(raw)
             texts.append(_whole_text(raw))
         elif kind == "byte_fallback":
-            byte = _fallback_byte(spelled)
+            byte = fallback_byte(spelled)
             data.append(spelled.replace("▁", " ").encode() if byte is None else byte)
             texts.append(spelled.replace("▁", " ") if byte is None else None)
         else:
@@ -196,54 +197,6 @@ class _WindowDetokenizer:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special=self._skip_special)
-
-
-def _kind_of(decoder: dict[str, Any] | None) -> Literal["byte_level", "byte_fallback", "generic"]:
-    if decoder is None:
-        return "generic"
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    names = [step["type"] for step in steps]
-    if names == ["ByteLevel"]:
-        return "byte_level"
-    replaces_spaces = (
-        names[:1] == ["Replace"]
-        and steps[0].get("pattern") == {"String": "▁"}
-        and (steps[0].get("content") == " ")
-    )
-    if replaces_spaces and names[1:] in (["ByteFallback", "Fuse"], ["ByteFallback", "Fuse", "Strip"]):
-        strip = steps[3] if len(steps) > 3 else {"content": " ", "start": 1, "stop": 0}
-        if strip["content"] == " " and strip["stop"] == 0:
-            return "byte_fallback"
-    return "generic"
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte: printable Latin-1 stands for itself, the others follow
-    from 256."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR = _byte_alphabet()
-
-
-def _byte_level_bytes(spelled: str) -> bytes:
-    """A token with a character outside the byte alphabet (some added tokens) stands for its own text."""
-    try:
-        return bytes([_BYTE_OF_CHAR[char] for char in spelled])
-    except KeyError:
-        return spelled.encode()
-
-
-def _fallback_byte(spelled: str) -> bytes | None:
-    """`<0xE2>` is one byte."""
-    if len(spelled) == 6 and spelled.startswith("<0x") and spelled.endswith(">"):
-        try:
-            return bytes([int(spelled[3:5], 16)])
-        except ValueError:
-            return None
-    return None
 
 
 def _whole_text(data: bytes) -> str | None:

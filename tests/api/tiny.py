@@ -7,8 +7,8 @@ from functools import cache
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from checkpoint.token_bytes import BYTE_OF_CHAR
 from checkpoint.tokenizer import Tokenizer, TokenizerSettings
-from router.api.detokenize import _BYTE_OF_CHAR
 
 END, START = "<|end|>", "<|start|>"
 _MERGES = [
@@ -32,7 +32,7 @@ TEMPLATE = (
 def tiny_tokenizer() -> Tokenizer:
     """Id 0 is EOS, 1 starts a message, then 256 bytes, then a few merges."""
     vocab = {END: 0, START: 1}
-    for char in sorted(_BYTE_OF_CHAR, key=_BYTE_OF_CHAR.__getitem__):
+    for char in sorted(BYTE_OF_CHAR, key=BYTE_OF_CHAR.__getitem__):
         vocab[char] = len(vocab)
     for left, right in _MERGES:
         vocab[left + right] = len(vocab)
