@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -79,6 +79,9 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise CheckpointError(f"the chat template is not valid Jinja: {error}") from error
+        self.source = source
+        self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        """Whether the template has a place for tools."""
         self._variables = dict(variables or {})
         self._clock = clock
 

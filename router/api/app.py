@@ -25,7 +25,7 @@ from router.api.health import HealthRoutes
 from router.api.info import InfoRoutes
 from router.api.models import ModelRoutes
 from router.api.reply import json_reply
-from router.api.text_model import TextModel
+from router.api.text_model import text_model
 from router.api.tgi.generate import GenerateEndpoint, InvocationsEndpoint, Mode
 from router.api.tgi.tokens import TgiTokenRoutes
 from router.api.tokens import TokenRoutes
@@ -43,7 +43,7 @@ def create_app(
 ) -> Starlette:
     """Serves requests for as long as `client` lives; doesn't close it. The shared `ApiContext` is at
     `app.state.context`: without a tokenizer its `loaded` is to be set later."""
-    text = None if tokenizer is None else TextModel(tokenizer=tokenizer, template=chat_template)
+    text = None if tokenizer is None else text_model(config, tokenizer, chat_template)
     context = ApiContext(client=client, config=config, text=text, clock=clock)
     middleware = [Middleware(Guard, context=context, clock=clock)]
     if config.cors_allow_origin:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from checkpoint.chat_template import ChatTemplateError
@@ -15,7 +17,11 @@ from router.api.grammar import grammar_of
 from router.api.job import Job
 from router.api.limits import check_lengths
 from router.api.params import build_params, chat_logprobs, prompt_logprobs_wanted
+from router.api.reasoning import opens_reasoning
 from router.api.schema import ChatRequest
+from router.api.tools.request import ToolUse, tool_use
+from router.api.tools.told import with_tools_told
+from router.ipc.messages import ModelInfo
 
 
 class ChatEndpoint(GenerationEndpoint):
@@ -36,8 +42,21 @@ class ChatEndpoint(GenerationEndpoint):
                 request.prompt_logprobs, field="prompt_logprobs", model=model, stream=bool(request.stream)
             ),
         )
+        use = tools_of(context, request, model=model)
         grammar = grammar_of(request.response_format, model=model)
-        text = render_request(context, request)
+        if grammar is not None and use.rules.parse is not None and use.grammar is None:
+            raise invalid(
+                "'response_format' forces the whole answer into JSON, so no tool could be called: send"
+                ' tool_choice "none" or leave one of them out.',
+                param="response_format",
+                code="unsupported",
+            )
+        text = render_request(context, request, tools=use.tools)
+        rules = replace(
+            use.rules,
+            splits_reasoning=context.text.splits_reasoning,
+            starts_in_reasoning=context.text.splits_reasoning and opens_reasoning(text),
+        )
         prompt = await context.text.encoder.encode(text, special=False)
         check_lengths([prompt], params=params, model=model, param="messages")
         job = Job(
@@ -46,19 +65,32 @@ class ChatEndpoint(GenerationEndpoint):
             params=params,
             model=model,
             client=context.client,
-            table=context.text.table_for(skip_special=params.skip_special),
+            table=context.text.table_for(skip_special=params.skip_special, markers=use.markers),
             request_id=exchange.request_id,
-            grammar=grammar,
+            grammar=use.grammar or grammar,
+            rules=rules,
             clock=context.clock,
         )
-        return job, ChatFormat(job, model=model.model_id, names=context.text.names)
+        return job, ChatFormat(job, model=model.model_id, names=context.text.names, rules=rules)
 
 
-def render_request(context: ApiContext, request: ChatRequest) -> str:
+def tools_of(context: ApiContext, request: ChatRequest, *, model: ModelInfo) -> ToolUse:
+    """Raises ApiError (400) naming the field at fault."""
+    return tool_use(
+        request.tools,
+        request.tool_choice,
+        parallel=request.parallel_tool_calls is not False,
+        line=context.text.tool_line,
+        model=model,
+    )
+
+
+def render_request(context: ApiContext, request: ChatRequest, *, tools: Sequence[dict[str, Any]]) -> str:
     """The prompt's text. Raises ApiError (400) as `render_chat` does."""
     return render_chat(
         context,
         request.messages,
+        tools=tools,
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
         documents=request.documents,
@@ -70,6 +102,7 @@ def render_chat(
     context: ApiContext,
     messages: list[dict[str, Any]],
     *,
+    tools: Sequence[dict[str, Any]] = (),
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     documents: list[dict[str, Any]] | None = None,
@@ -85,9 +118,12 @@ def render_chat(
             param="messages",
             code="no_chat_template",
         )
+    if tools and not template.takes_tools:
+        normalised, tools = with_tools_told(normalised, tools), ()
     try:
         return template.render(
             normalised,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             documents=documents,
@@ -99,15 +135,12 @@ def render_chat(
 
 def _refuse_unserved(request: ChatRequest) -> None:
     """What can't be honoured is said, not ignored."""
-    choice = request.tool_choice
-    if request.tools and choice != "none":
+    if request.functions and request.function_call != "none":
         raise invalid(
-            "'tools' are not available on this server; leave them out or send tool_choice \"none\".",
-            param="tools",
+            "'functions' are not available on this server: send them as 'tools'.",
+            param="functions",
             code="unsupported",
         )
-    if request.functions and request.function_call != "none":
-        raise invalid("'functions' are not available on this server.", param="functions", code="unsupported")
     if request.audio is not None or any(kind != "text" for kind in request.modalities or ()):
         field = "audio" if request.audio is not None else "modalities"
         raise invalid(f"'{field}': this model writes text only.", param=field, code="unsupported")

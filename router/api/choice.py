@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.api.detokenize import Detokenizer
+from router.api.reasoning import ReasoningStop
 from router.api.stop import StopMatcher
 from router.ipc.messages import ErrorInfo, Failed, FinishReason, PromptLogprob, Started
 
@@ -40,8 +41,20 @@ class ChoiceOptions:
     `logprobs`."""
     token_ids: bool = False
     """Keep the ids of the output for the client."""
+    splits_reasoning: bool = False
+    """Stop strings are looked for only after the thoughts, if there are any."""
+    starts_in_reasoning: bool = False
     min_tokens: int = 0
     """Stop strings are looked for only in the text after so many tokens."""
+
+
+def _stop_matcher(options: ChoiceOptions) -> StopMatcher | ReasoningStop | None:
+    if not options.stops:
+        return None
+    matcher = StopMatcher(options.stops, include=options.include_stop)
+    if options.splits_reasoning:
+        return ReasoningStop(matcher, inside=options.starts_in_reasoning)
+    return matcher
 
 
 class Choice:
@@ -85,7 +98,7 @@ class Choice:
         self._detokenizer = detokenizer
         self._options = options
         self._notify = notify
-        self._stop = StopMatcher(options.stops, include=options.include_stop) if options.stops else None
+        self._stop = _stop_matcher(options)
         self._cut = False
         self.pending = ""
         """Text that nobody has taken yet; grows while the client is slow, at most to the answer's length."""

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from settings.flag import flag
 
+TOOL_PARSER_CHOICES = ("auto", "hermes", "llama3", "mistral", "json", "none")
+REASONING_PARSER_CHOICES = ("auto", "think", "none")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiConfig:
@@ -30,6 +33,18 @@ class ApiConfig:
     )
     chat_template: str | None = flag(
         None, help="File with a Jinja chat template that replaces the model's own."
+    )
+    tool_parser: str = flag(
+        "auto",
+        help="How the model writes function calls: hermes (also Qwen), llama3, mistral, or json (any model"
+        " that is told to). auto goes by the chat template; none refuses tools unless a call is forced.",
+        choices=TOOL_PARSER_CHOICES,
+    )
+    reasoning_parser: str = flag(
+        "auto",
+        help="think: what stands between <think> and </think> goes to `reasoning_content`, not to `content`."
+        " auto: when the model knows these tags.",
+        choices=REASONING_PARSER_CHOICES,
     )
     max_body_bytes: int = flag(
         32 * 1024 * 1024, help="Largest request body.", unit="bytes", effect="Memory per request in flight."

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from router.api.errors import invalid
 
@@ -46,7 +49,31 @@ def _normalise(message: dict[str, Any], path: str) -> dict[str, Any]:
             f" {type(content).__name__}.",
             param=f"{path}.content",
         )
+    if role == "assistant" and result.get("tool_calls"):
+        result["tool_calls"] = _calls(result["tool_calls"], f"{path}.tool_calls")
     return result
+
+
+def _calls(calls: object, path: str) -> list[dict[str, Any]]:
+    """Templates expect the arguments as an object, clients send them as JSON text."""
+    if not isinstance(calls, list):
+        raise invalid(f"Invalid value for '{path}': expected a list.", param=path)
+    return [_call(call, f"{path}[{i}]") for i, call in enumerate(calls)]
+
+
+def _call(call: object, path: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        raise invalid(f"Missing required field: '{path}.function'.", param=f"{path}.function")
+    if not isinstance(function.get("name"), str):
+        raise invalid(
+            f"Missing required field: '{path}.function.name' must be a string.", param=f"{path}.function.name"
+        )
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(msgspec.DecodeError):  # what a model wrote wrong it may see again
+            arguments = msgspec.json.decode(arguments or "{}")
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
 def _part_text(part: object, path: str) -> str:

@@ -13,10 +13,13 @@ import numpy.typing as npt
 from router.api.choice import Choice, ChoiceOptions
 from router.api.detokenize import TokenTable
 from router.api.params import Params
+from router.api.tools.message import MessageRules
 from router.ipc.client import SchedulerClient
 from router.ipc.messages import ErrorInfo, GrammarSpec, ModelInfo, RequestSpec
 
 I32 = npt.NDArray[np.int32]
+
+_PLAIN = MessageRules()
 
 
 class Job:
@@ -33,6 +36,7 @@ class Job:
         table: TokenTable,
         request_id: str,
         grammar: GrammarSpec | None = None,
+        rules: MessageRules = _PLAIN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = f"{prefix}-{uuid.uuid4().hex}"
@@ -52,6 +56,8 @@ class Job:
             logprobs=params.sampling.logprobs,
             every_token=params.every_token,
             token_ids=params.return_token_ids,
+            splits_reasoning=rules.splits_reasoning,
+            starts_in_reasoning=rules.starts_in_reasoning,
             min_tokens=params.sampling.min_new_tokens,
         )
         self.choices: list[Choice] = []

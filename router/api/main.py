@@ -18,7 +18,7 @@ from checkpoint.tokenizer import load_tokenizer
 from router.api.app import create_app
 from router.api.context import ApiContext
 from router.api.server import ApiServer, listen, run_loop
-from router.api.text_model import TextModel
+from router.api.text_model import TextModel, text_model
 from router.config import RouterConfig
 from router.ipc.address import IpcAddress
 from router.ipc.client import SchedulerClient
@@ -77,7 +77,7 @@ def _text_model(config: RouterConfig, checkpoint: Checkpoint) -> TextModel:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--chat-template {config.chat_template} can't be read: {error}") from error
     tokenizer = load_tokenizer(checkpoint)
-    return TextModel(tokenizer=tokenizer, template=load_chat_template(tokenizer, source=source))
+    return text_model(config, tokenizer, load_chat_template(tokenizer, source=source))
 
 
 async def _read_when_known(

@@ -194,7 +194,6 @@ async def test_bad_values(
         ({"logprobs": 3}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"modalities": ["audio"]}, "modalities"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.api.chat import render_request
+from router.api.chat import render_request, tools_of
 from router.api.context import ApiContext
 from router.api.decode import read_body
 from router.api.reply import json_reply
@@ -27,8 +27,8 @@ class TgiTokenRoutes:
         context = self._context
         body = await read_body(request.receive, max_body_bytes=context.config.max_body_bytes)
         wanted = context.decoder.decode(body, ChatRequest)
-        context.check_model(wanted.model)
-        text = render_request(context, wanted)
+        model = context.check_model(wanted.model)
+        text = render_request(context, wanted, tools=tools_of(context, wanted, model=model).tools)
         return json_reply(
             {"tokenize_response": await self._tokens(text, special=False), "templated_text": text}
         )

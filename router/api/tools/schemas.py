@@ -1,0 +1,64 @@
+"""JSON schemas that force calls: for `tool_choice` required."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def calls_schema(functions: Sequence[Mapping[str, Any]], *, max_calls: int | None) -> dict[str, Any]:
+    """A list of at least one object with `name` and `arguments`, each function with its own schema."""
+    definitions: dict[str, Any] = {}
+    variants = []
+    for i, function in enumerate(functions):
+        parameters, own = _lifted(parameters_of(function), prefix=f"f{i}_")
+        definitions |= own
+        variants.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": function["name"]}, "arguments": parameters},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    items = variants[0] if len(variants) == 1 else {"anyOf": variants}
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
+    if max_calls is not None:
+        schema["maxItems"] = max_calls
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+def parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a function that says nothing of its input: an object without fields."""
+    given = function.get("parameters")
+    return given if given else {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _lifted(schema: dict[str, Any], *, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema as a part of a larger one: its definitions move to the root, under names of their own."""
+    own = {
+        f"{prefix}{name}": _renamed(value, prefix)
+        for key in _DEFINITIONS
+        for name, value in schema.get(key, {}).items()
+    }
+    rest = {name: value for name, value in schema.items() if name not in _DEFINITIONS}
+    renamed: dict[str, Any] = _renamed(rest, prefix)
+    return renamed, own
+
+
+def _renamed(value: Any, prefix: str) -> Any:
+    if isinstance(value, list):
+        return [_renamed(item, prefix) for item in value]
+    if not isinstance(value, dict):
+        return value
+    result = {name: _renamed(item, prefix) for name, item in value.items()}
+    reference = value.get("$ref")
+    if isinstance(reference, str):
+        for key in _DEFINITIONS:
+            if reference.startswith(f"#/{key}/"):
+                result["$ref"] = f"#/$defs/{prefix}{reference.removeprefix(f'#/{key}/')}"
+    return result
