@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from router.errors import InvalidRequestError
+from router.live import LiveView
 
 if TYPE_CHECKING:
     from router.metrics import SchedulerCollector
@@ -23,6 +24,7 @@ class AdminOps:
         self._collector = collector
         self._ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "state": self._state,
+            "live": LiveView(scheduler).value,
             "metrics": self._metrics,
             "cache": self._cache,
             "flush_cache": self._flush_cache,

@@ -24,6 +24,8 @@ from router.api.guard import Guard
 from router.api.health import HealthRoutes
 from router.api.info import InfoRoutes
 from router.api.models import ModelRoutes
+from router.api.page.live import LiveEndpoint
+from router.api.page.routes import PageRoutes
 from router.api.reply import json_reply
 from router.api.text_model import text_model
 from router.api.tgi.generate import GenerateEndpoint, InvocationsEndpoint, Mode
@@ -67,6 +69,7 @@ def create_app(
 def _routes(context: ApiContext) -> list[Route]:
     health, info, admin = HealthRoutes(context), InfoRoutes(context), AdminRoutes(context)
     tokens, models = TokenRoutes(context), ModelRoutes(context, created=int(time.time()))
+    page = PageRoutes(health)
     return [
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
         Route("/v1/completions", CompletionsEndpoint(context), methods=["POST"]),
@@ -77,7 +80,8 @@ def _routes(context: ApiContext) -> list[Route]:
         Route("/", GenerateEndpoint(context, mode=Mode.EITHER), methods=["POST"]),
         Route("/invocations", InvocationsEndpoint(context), methods=["POST"]),
         Route("/chat_tokenize", TgiTokenRoutes(context).chat_tokenize, methods=["POST"]),
-        Route("/", health.ready, methods=["GET"]),
+        Route("/", page.index, methods=["GET"]),
+        Route("/page/{name}", page.file, methods=["GET"]),
         Route("/ping", health.ready, methods=["GET"]),
         Route("/health", health.ready, methods=["GET"]),
         Route("/health/ready", health.ready, methods=["GET"]),
@@ -87,6 +91,7 @@ def _routes(context: ApiContext) -> list[Route]:
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/admin/state", admin.state, methods=["GET"]),
+        Route("/admin/live", LiveEndpoint(context), methods=["GET"]),
         Route("/admin/cache", admin.cache, methods=["GET"]),
         Route("/admin/cache/flush", admin.flush, methods=["POST"]),
         Route("/admin/replicas/drain", admin.drain, methods=["POST"]),

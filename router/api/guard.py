@@ -19,6 +19,9 @@ from router.ipc.messages import ErrorInfo
 
 _REQUEST_ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
 _OPEN_PREFIX = "/health"
+_PAGE_PREFIX = "/page/"
+"""Of the page's files; with `GET /`, the page itself, they are the same for everybody."""
+_READING = frozenset({"GET", "HEAD"})
 _ADMIN_PREFIX = "/admin/"
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "testclient"})
 _QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
@@ -64,6 +67,8 @@ class Guard:
     def _authorise(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         path: str = scope["path"]
         if path == _OPEN_PREFIX or path.startswith(_OPEN_PREFIX + "/"):
+            return
+        if scope["method"] in _READING and (path == "/" or path.startswith(_PAGE_PREFIX)):
             return
         if self._keys:
             given = _bearer(headers)
