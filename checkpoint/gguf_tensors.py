@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from checkpoint.checkpoint import CheckpointError
 from checkpoint.gguf_header import TensorInfo, read_gguf_header, tensor_bytes
+from checkpoint.grouped import Grouped, decode
 
 F32 = npt.NDArray[np.float32]
+_T = TypeVar("_T", bound=np.generic)
 
 _GLOBAL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -73,8 +76,36 @@ class GgufTensors:
                 return _halves_together(values, n_heads)
         return values
 
+    def read_grouped(self, name: str) -> Grouped | None:
+        """The weights as the file holds them; None when their format is not of this form."""
+        info = self._infos[name]
+        kind, blocks = self._blocks(info)
+        grouped = decode(kind, blocks)
+        if grouped is None:
+            return None
+        for part, n_heads in self._heads.items():
+            if f".{part}." in name:
+                order = _halves_together(np.arange(blocks.shape[0])[:, None], n_heads)
+                return grouped.rows(order[:, 0])
+        return grouped
+
     def _decode(self, info: TensorInfo) -> F32:
         from gguf import quants
+        from gguf.constants import GGMLQuantizationType
+
+        kind, blocks = self._blocks(info)
+        try:
+            decoded = quants.dequantize(blocks.reshape(blocks.shape[0], -1), GGMLQuantizationType[kind])
+        except NotImplementedError as error:
+            raise CheckpointError(
+                f"{self.path}: tensor {info.name} has the format {kind}, which can't be decoded: "
+                "use a file of another quantisation"
+            ) from error
+        # Unquantised tensors come back as views of the read-only map.
+        return np.array(decoded, dtype=np.float32, copy=True)
+
+    def _blocks(self, info: TensorInfo) -> tuple[str, npt.NDArray[np.uint8]]:
+        """The format's name and the raw bytes, [rows, blocks of a row, bytes of a block]."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         try:
@@ -89,16 +120,7 @@ class GgufTensors:
                 f"{self.path}: tensor {info.name} has rows of {info.shape[0]} values, no multiple of {block}"
             )
         raw = np.asarray(self._data[info.offset : info.offset + tensor_bytes(info)])
-        rows = raw.reshape(-1, info.shape[0] // block * size)
-        try:
-            decoded = quants.dequantize(rows, kind)
-        except NotImplementedError as error:
-            raise CheckpointError(
-                f"{self.path}: tensor {info.name} has the format {kind.name}, which can't be decoded: "
-                "use a file of another quantisation"
-            ) from error
-        # Unquantised tensors come back as views of the read-only map.
-        return np.array(decoded, dtype=np.float32, copy=True)
+        return kind.name, raw.reshape(-1, info.shape[0] // block, size)
 
 
 def _name(name: str) -> str:
@@ -111,7 +133,7 @@ def _name(name: str) -> str:
     return f"model.layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
 
 
-def _halves_together(values: F32, n_heads: int) -> F32:
+def _halves_together(values: npt.NDArray[_T], n_heads: int) -> npt.NDArray[_T]:
     """Undo the converter's row order: per head (pair, half) back to (half, pair)."""
     rows = values.reshape(n_heads, values.shape[0] // n_heads // 2, 2, -1)
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(values.shape)

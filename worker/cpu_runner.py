@@ -26,6 +26,7 @@ from worker.grammar.start import NO_GRAMMARS, make_grammar_rows
 from worker.kv_budget import KvBudget, cpu_kv_budget
 from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder
+from worker.native.machine import can_keep
 from worker.runner import RunnerCapacity, Sampled, SampledLogprobs, StepBatch
 from worker.sampling import RawLogprobs, Sampler
 from worker.weights import dummy_weights, load_weights
@@ -255,7 +256,9 @@ def make_cpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> CpuRunner:
     if config.load_format == "dummy":
         weights = dummy_weights(spec, device=device, dtype=dtype)
     else:
-        weights = load_weights(checkpoint, spec, device=device, dtype=dtype)
+        weights = load_weights(
+            checkpoint, spec, device=device, dtype=dtype, keep=can_keep if dtype == torch.float32 else None
+        )
     decoder = Decoder(weights)
     log.info("weights loaded", seconds=round(time.perf_counter() - started, 2), dtype=str(dtype)[6:])
     max_context = min(checkpoint.max_context, config.max_total_tokens or checkpoint.max_context)

@@ -7,7 +7,7 @@ their rows, so there is never a second full copy of the model. Files are read by
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from checkpoint.checkpoint import Checkpoint, CheckpointError
 from checkpoint.folder import weight_files
 from checkpoint.gguf_tensors import GgufTensors
+from checkpoint.grouped import Grouped, join
 from checkpoint.safetensors_header import check_safetensors
 from worker.models.spec import DecoderWeights, LayerWeights, ModelSpec
 from worker.models.tensors import MODEL, Part, Weight, is_harmless, parts, weights
@@ -69,18 +70,36 @@ class _Gguf:
     def read(self, name: str, *, device: torch.device) -> torch.Tensor:
         return torch.from_numpy(self._tensors.read(name))
 
+    def read_grouped(self, name: str) -> Grouped | None:
+        return self._tensors.read_grouped(name)
+
 
 def load_weights(
-    checkpoint: Checkpoint, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    keep: Callable[[Grouped], bool] | None = None,
 ) -> DecoderWeights:
-    """Every weight on `device` in `dtype`. Raises `CheckpointError` naming the file and the tensor that is
-    missing, unknown, of another shape than the config says, or unreadable."""
+    """Every weight on `device` in `dtype`, but for the linear ones that the file holds in groups and `keep`
+    wants as they are. Raises `CheckpointError` naming the file and the tensor that is missing, unknown, of
+    another shape than the config says, or unreadable."""
     if checkpoint.kind == "gguf":
         files: list[TensorFile] = [_Gguf(checkpoint.path)]
     else:
         files = [_Safetensors(path) for path in weight_files(checkpoint.path)]
     places = _locate(files, spec, where=checkpoint.path)
-    merged = {(w.layer, w.field): torch.empty(w.shape, dtype=dtype, device=device) for w in weights(spec)}
+    grouped = _read_grouped(places, keep) if keep is not None else {}
+    merged = {
+        (w.layer, w.field): torch.empty(
+            w.shape,
+            dtype=dtype,
+            device="meta" if (w.layer, w.field) in grouped and w.field != "embed" else device,
+        )
+        for w in weights(spec)
+    }
+    places = [(part, file) for part, file in places if not merged[part.layer, part.field].is_meta]
 
     def fill(item: tuple[Part, TensorFile]) -> None:
         part, file = item
@@ -91,7 +110,9 @@ def load_weights(
     with ThreadPoolExecutor(max_workers=n_readers, thread_name_prefix="weights") as pool:
         for _ in pool.map(fill, places):
             pass
-    return _assemble(spec, merged)
+    if "lm_head" not in {field for _, field in merged} and (MODEL, "embed") in grouped:
+        grouped[MODEL, "lm_head"] = grouped[MODEL, "embed"]
+    return _assemble(spec, merged, grouped)
 
 
 def dummy_weights(
@@ -101,6 +122,25 @@ def dummy_weights(
     generator = torch.Generator(device=device).manual_seed(seed)
     merged = {(w.layer, w.field): _dummy(w, device, dtype, generator) for w in weights(spec)}
     return _assemble(spec, merged)
+
+
+def _read_grouped(
+    places: Iterable[tuple[Part, TensorFile]], keep: Callable[[Grouped], bool]
+) -> dict[tuple[int, str], Grouped]:
+    """The linear weights whose parts all come in groups of equal bits. The embedding is among them because
+    it may be the output layer too."""
+    found: dict[tuple[int, str], list[tuple[Part, Grouped | None]]] = {}
+    for part, file in places:
+        if len(part.shape) == 2 and isinstance(file, _Gguf):
+            found.setdefault((part.layer, part.field), []).append((part, file.read_grouped(part.name)))
+    out = {}
+    for key, pieces in found.items():
+        pieces.sort(key=lambda piece: piece[0].start)
+        groups = [group for _, group in pieces if group is not None]
+        joined = join(groups) if len(groups) == len(pieces) else None
+        if joined is not None and keep(joined):
+            out[key] = joined
+    return out
 
 
 def _dummy(
@@ -146,7 +186,11 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
-def _assemble(spec: ModelSpec, merged: dict[tuple[int, str], torch.Tensor]) -> DecoderWeights:
+def _assemble(
+    spec: ModelSpec,
+    merged: dict[tuple[int, str], torch.Tensor],
+    grouped: dict[tuple[int, str], Grouped] | None = None,
+) -> DecoderWeights:
     embed = merged[MODEL, "embed"]
     layers: list[dict[str, torch.Tensor]] = [{} for _ in range(spec.n_layers)]
     for (layer, field), tensor in merged.items():
@@ -158,4 +202,5 @@ def _assemble(spec: ModelSpec, merged: dict[tuple[int, str], torch.Tensor]) -> D
         final_norm=merged[MODEL, "final_norm"],
         lm_head=merged.get((MODEL, "lm_head"), embed),
         layers=[LayerWeights(**tensors) for tensors in layers],
+        grouped=grouped or {},
     )

@@ -5,14 +5,17 @@ Owns the weights in the form its device computes fastest, and no KV: attention i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from checkpoint.grouped import Grouped
 from worker.attention.interface import Attention
 from worker.models.linear import GatedLinear, Linear, make_gated_linear, make_linear
 from worker.models.spec import DecoderWeights, LayerWeights, ModelSpec
+from worker.models.tensors import MODEL
 
 
 @dataclass(slots=True)
@@ -34,10 +37,12 @@ class Decoder:
         self.spec: ModelSpec = weights.spec
         self._embed = weights.embed
         self._final_norm = weights.final_norm
-        self._lm_head = make_linear(weights.lm_head, None)
+        grouped = weights.grouped
+        self._lm_head = make_linear(weights.lm_head, None, grouped.pop((MODEL, "lm_head"), None))
         self._layers: list[_Layer] = []
-        while weights.layers:
-            self._layers.append(_layer(weights.layers.pop(0)))
+        for index in range(len(weights.layers)):
+            own = {name: grouped.pop((index, name), None) for name in ("qkv", "o", "gate_up", "down")}
+            self._layers.append(_layer(weights.layers.pop(0), own))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,14 +85,14 @@ class Decoder:
         k.copy_(self._norm(k, k_norm))
 
 
-def _layer(weights: LayerWeights) -> _Layer:
+def _layer(weights: LayerWeights, grouped: Mapping[str, Grouped | None]) -> _Layer:
     return _Layer(
         input_norm=weights.input_norm,
-        qkv=make_linear(weights.qkv, weights.qkv_bias),
+        qkv=make_linear(weights.qkv, weights.qkv_bias, grouped["qkv"]),
         q_norm=weights.q_norm,
         k_norm=weights.k_norm,
-        o=make_linear(weights.o, weights.o_bias),
+        o=make_linear(weights.o, weights.o_bias, grouped["o"]),
         post_norm=weights.post_norm,
-        gate_up=make_gated_linear(weights.gate_up, weights.gate_up_bias),
-        down=make_linear(weights.down, weights.down_bias),
+        gate_up=make_gated_linear(weights.gate_up, weights.gate_up_bias, grouped["gate_up"]),
+        down=make_linear(weights.down, weights.down_bias, grouped["down"]),
     )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from checkpoint.grouped import Grouped
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -81,3 +83,6 @@ class DecoderWeights:
     lm_head: torch.Tensor
     """[vocab, hidden]; the same tensor as `embed` when tied"""
     layers: list[LayerWeights] = field(default_factory=list)
+    grouped: dict[tuple[int, str], Grouped] = field(default_factory=dict)
+    """Linear weights kept as the file holds them, by (layer, field); their tensors in `layers` are on the
+    meta device: a shape without values. Layer -1 (`tensors.MODEL`): outside the layers."""
