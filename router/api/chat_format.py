@@ -11,6 +11,7 @@ from router.api.choice import Choice, LogprobEntry
 from router.api.exchange import Header
 from router.api.job import Job
 from router.api.logprobs import TokenNames, chat_logprobs_value
+from router.api.prompt_logprobs import prompt_scores
 from router.api.sse import DONE
 from router.api.tools.message import MessageDelta, MessageReader, MessageRules, read_message
 from router.api.version import FINGERPRINT
@@ -79,17 +80,19 @@ class ChatFormat:
     def whole(self) -> bytes:
         """The answer to a request without `stream`."""
         job = self._job
-        return _encode(
-            {
-                "id": job.id,
-                "object": "chat.completion",
-                "created": job.created,
-                "model": self._model,
-                "system_fingerprint": FINGERPRINT,
-                "choices": [self._whole_choice(choice) for choice in job.choices],
-                "usage": job.usage(),
-            }
-        )
+        value: dict[str, Any] = {
+            "id": job.id,
+            "object": "chat.completion",
+            "created": job.created,
+            "model": self._model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": [self._whole_choice(choice) for choice in job.choices],
+            "usage": job.usage(),
+        }
+        if job.params.sampling.prompt_logprobs:
+            scores = prompt_scores(job.prompts[0], job.choices[0].prompt_logprobs)
+            value["prompt_logprobs"] = scores.as_objects(self._names)
+        return _encode(value)
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         message, n_calls = read_message(self._rules, choice.take())

@@ -11,7 +11,7 @@ import msgspec
 from router.api.choice import Choice, LogprobEntry
 from router.api.exchange import Header
 from router.api.job import Job
-from router.api.logprobs import TokenNames, completion_logprobs_value
+from router.api.logprobs import TokenNames, completion_logprobs_value, mean_logprob
 from router.api.prompt_logprobs import PromptScores, prompt_scores
 from router.api.sse import DONE
 from router.api.version import FINGERPRINT
@@ -31,12 +31,14 @@ class CompletionFormat:
 
     done = DONE
 
-    def __init__(self, job: Job, *, model: str, names: TokenNames, echo: Echo | None) -> None:
+    def __init__(
+        self, job: Job, *, model: str, names: TokenNames, echo: Echo | None, with_logprobs: bool
+    ) -> None:
         self._job = job
         self._model = model
         self._names = names
         self._echo = echo
-        self._with_logprobs = job.params.sampling.logprobs
+        self._with_logprobs = with_logprobs
         self._continuous = job.params.continuous_usage
         self._with_ids = job.params.return_token_ids
         head = _encode(
@@ -83,14 +85,26 @@ class CompletionFormat:
                 "created": job.created,
                 "model": self._model,
                 "system_fingerprint": FINGERPRINT,
-                "choices": [self._whole_choice(choice) for choice in job.choices],
+                "choices": self._whole_choices(),
                 "usage": job.usage(),
             }
         )
 
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        text = choice.take()
-        logprobs = self._logprobs(choice, choice.take_entries())
+    def _whole_choices(self) -> list[dict[str, Any]]:
+        """Of each prompt the best ones, counted through."""
+        params = self._job.params
+        answers = [(choice, choice.take(), choice.take_entries()) for choice in self._job.choices]
+        values: list[dict[str, Any]] = []
+        for first in range(0, len(answers), params.n):
+            group = answers[first : first + params.n]
+            if params.n_returned < params.n:
+                group.sort(key=lambda answer: mean_logprob(answer[2]), reverse=True)
+            for answer in group[: params.n_returned]:
+                values.append(self._whole_choice(*answer) | {"index": len(values)})
+        return values
+
+    def _whole_choice(self, choice: Choice, text: str, entries: list[LogprobEntry]) -> dict[str, Any]:
+        logprobs = self._logprobs(choice, entries)
         if self._echo is not None:
             text = self._echoed(choice) + text
             if logprobs is not None:

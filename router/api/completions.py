@@ -40,18 +40,12 @@ class CompletionsEndpoint(GenerationEndpoint):
             max_tokens=request.max_tokens,
             max_tokens_field="max_tokens",
             default_max_tokens=_DEFAULT_MAX_TOKENS,
+            best_of=request.best_of,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs_wanted(
                 wanted, field=field, model=model, stream=bool(request.stream)
             ),
         )
-        if request.best_of is not None and request.best_of != params.n:
-            raise invalid(
-                f"Invalid value for 'best_of': {request.best_of} is not n ({params.n}); choosing among more"
-                " answers than are returned is not available.",
-                param="best_of",
-                code="unsupported",
-            )
         grammar = grammar_of(request.response_format, model=model)
         prompts = await self._prompts(request, model)
         check_lengths(prompts, params=params, model=model, param="prompt")
@@ -68,7 +62,14 @@ class CompletionsEndpoint(GenerationEndpoint):
             clock=context.clock,
         )
         echo = Echo([table.whole_text(prompt) for prompt in prompts]) if request.echo else None
-        return job, CompletionFormat(job, model=model.model_id, names=context.text.names, echo=echo)
+        format = CompletionFormat(
+            job,
+            model=model.model_id,
+            names=context.text.names,
+            echo=echo,
+            with_logprobs=logprobs.chosen,
+        )
+        return job, format
 
     async def _prompts(self, request: CompletionRequest, model: ModelInfo) -> list[I32]:
         """A text, a list of texts, token ids, or a list of token id lists."""

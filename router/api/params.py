@@ -39,6 +39,9 @@ class Params:
 
     sampling: SamplingSpec
     n: int
+    """Choices generated for each prompt."""
+    n_returned: int
+    """The best of them, as many as the client gets."""
     stops: tuple[str, ...]
     include_stop: bool
     skip_special: bool
@@ -83,12 +86,14 @@ def build_params(
     default_max_tokens: int | None = None,
     max_temperature: float = 2.0,
     every_token: bool = False,
+    best_of: int | None = None,
 ) -> Params:
     """Raises ApiError (400) naming the field, its value and the limit."""
     n = _integer("n", request.n, default=1, low=1, high=limits.max_n)
     if max_tokens is not None and max_tokens < 1:
         raise _out_of_range(max_tokens_field, max_tokens, "must be at least 1")
     stream = bool(request.stream)
+    n_generated = _best_of(best_of, n=n, stream=stream, limits=limits)
     options = request.stream_options
     if options is not None and not stream:
         raise invalid("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
@@ -120,13 +125,14 @@ def build_params(
         min_new_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, vocab_size=model.vocab_size),
-        logprobs=logprobs.chosen,
+        logprobs=logprobs.chosen or n_generated > n,
         top_logprobs=logprobs.n_top,
         prompt_logprobs=prompt_logprobs,
     )
     return Params(
         sampling=sampling,
-        n=n,
+        n=n_generated,
+        n_returned=n,
         stops=_stops(request.stop, limits=limits),
         include_stop=bool(request.include_stop_str_in_output),
         skip_special=request.skip_special_tokens is not False,
@@ -141,6 +147,19 @@ def build_params(
         return_token_ids=bool(request.return_token_ids),
         every_token=every_token,
     )
+
+
+def _best_of(best_of: int | None, *, n: int, stream: bool, limits: ParamLimits) -> int:
+    wanted = _integer("best_of", best_of, default=n, low=1, high=limits.max_n)
+    if wanted < n:
+        raise _out_of_range("best_of", wanted, f"must be at least n ({n})")
+    if wanted > n and stream:
+        raise invalid(
+            f"Invalid value for 'best_of': {wanted} is not n ({n}), and the best can't be known while answers"
+            " are streamed.",
+            param="best_of",
+        )
+    return wanted
 
 
 def chat_logprobs(wanted: bool | None, n_top: int | None, *, model: ModelInfo) -> LogprobsWanted:

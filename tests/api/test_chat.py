@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.ipc.messages import FinishReason
+from router.ipc.messages import FinishReason, PromptLogprob
 from tests.api.conftest import MakeApi
-from tests.api.scripted import Script
+from tests.api.scripted import Script, ScriptedClient, model_info, server_state
 from tests.api.sse import events
 from tests.api.tiny import ids, tiny_tokenizer
 
@@ -48,6 +48,19 @@ async def test_streamed_answer(make_api: MakeApi) -> None:
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "hello world"
     assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + ["stop"]
     assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_prompt_logprobs(make_api: MakeApi) -> None:
+    import numpy as np
+
+    values = np.asarray([-1.0, -2.0], dtype="<f4").tobytes()
+    part = PromptLogprob(id=0, start=1, chosen=values, n_top=0, top_ids=b"", top_values=b"")
+    state = server_state(model=model_info(features=["prompt_logprobs"]))
+    scheduler = ScriptedClient(Script(ids("ok"), prompt_logprobs=(part,)), state=state)
+    body = (await make_api(scheduler=scheduler).chat(prompt_logprobs=0)).json()
+    assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
+    assert body["prompt_logprobs"][0] is None
+    assert [entry["logprob"] for entry in body["prompt_logprobs"][1].values()] == [-1.0]
 
 
 async def test_prompt_is_the_rendered_template(make_api: MakeApi) -> None:

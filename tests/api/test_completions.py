@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from router.ipc.messages import PromptLogprob, RequestSpec
+import numpy as np
+import pytest
+
+from router.ipc.messages import FinishReason, PromptLogprob, RequestSpec
 from tests.api.conftest import MakeApi
 from tests.api.scripted import Script, ScriptedClient, model_info, server_state
 from tests.api.sse import events
@@ -117,6 +120,31 @@ async def test_echo_with_logprobs(make_api: MakeApi) -> None:
     assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -2.0, -0.5, -0.5]
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
     assert choice["logprobs"]["top_logprobs"][:2] == [None, {"D": -0.25}]
+
+
+async def test_best_of(make_api: MakeApi) -> None:
+    """The best by mean logprob come back; all count."""
+
+    class Scored(ScriptedClient):
+        def _emit(self, running: Any, token: int, reason: FinishReason) -> None:
+            if reason is not FinishReason.NONE:
+                self.running.pop(running.spec.id, None)
+            running.sink.on_token(token, int(reason), (-1.0 / running.spec.id, b"", b""))
+
+    api = make_api(scheduler=Scored(lambda spec: Script(byte_ids(str(spec.id)))))
+    body = (await api.complete(prompt=["a", "b"], n=2, best_of=3)).json()
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [(0, "3"), (1, "2"), (2, "6"), (3, "5")]
+    assert {choice["logprobs"] for choice in body["choices"]} == {None}
+    assert body["usage"]["completion_tokens"] == 6 * 2
+    with_logprobs = (await api.complete(n=1, best_of=2, logprobs=0)).json()["choices"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in with_logprobs] == [[-1.0 / 8]]
+
+
+@pytest.mark.parametrize("fields", [{"n": 3, "best_of": 2}, {"best_of": 999}, {"best_of": 2, "stream": True}])
+async def test_best_of_that_can_not_be(make_api: MakeApi, fields: dict[str, Any]) -> None:
+    response = await make_api(ANSWER).complete(**fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "best_of"
 
 
 async def test_token_ids_beside_the_text(make_api: MakeApi) -> None:

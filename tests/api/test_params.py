@@ -217,7 +217,7 @@ async def test_bad_chat_values(make_api: MakeApi, fields: dict[str, Any], param:
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [5] * 1001}, "prompt"),
         ({"logprobs": 21}, "logprobs"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 0}, "best_of"),
         ({"suffix": "end"}, "suffix"),
         ({"echo": True, "logprobs": 1}, "logprobs"),
     ],

@@ -14,6 +14,7 @@ from tests.api.scripted import Script, ScriptedClient, model_info, server_state
 from tests.api.tiny import END, ids
 
 text_generation = pytest.importorskip("text_generation")
+pytestmark = pytest.mark.filterwarnings("ignore:The `dict` method is deprecated")
 
 STATE = server_state(model=model_info(features=["prompt_logprobs"]))
 
