@@ -21,14 +21,15 @@ RUN python3 -m venv /opt/venv
 WORKDIR /src
 COPY deploy/docker/pip_install.sh deploy/docker/requirements_of.py /src/docker/
 COPY requirements /src/requirements
-# The largest layer first: it changes least.
+# The largest layer first: it changes least. Triton, a gigabyte, is for GPUs alone.
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
     sh docker/pip_install.sh -c requirements/constraints.txt \
     ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements/torch-cpu.txt
 COPY pyproject.toml /src/
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
     python3 docker/requirements_of.py pyproject.toml worker >/tmp/wanted.txt && \
-    sh docker/pip_install.sh -c requirements/constraints.txt -r /tmp/wanted.txt "setuptools>=77"
+    sh docker/pip_install.sh -c requirements/constraints.txt -r /tmp/wanted.txt "setuptools>=77" && \
+    /opt/venv/bin/python -m pip uninstall -qy triton
 
 FROM build AS package
 COPY pyproject.toml README.md LICENSE /src/
