@@ -25,6 +25,7 @@ from deploy.supervisor import Supervisor
 from router.config import RouterConfig
 from settings.load import load
 from worker.config import WorkerConfig
+from worker.host_cpus import host_cpus
 
 _STAGE_API, _STAGE_SCHEDULER, _STAGE_WORKER = 0, 1, 2
 _GRACE_S = 10.0
@@ -107,7 +108,7 @@ def child_specs(
         if on_gpus:
             arguments["claim_gpu"] = "true"
         elif worker is not None and not worker.threads and plan.n_workers > 1:
-            arguments["threads"] = str(max(1, len(os.sched_getaffinity(0)) // plan.n_workers))
+            arguments["threads"] = str(max(1, host_cpus() // plan.n_workers))
         specs.append(
             spec(
                 f"worker {i}" if plan.n_workers > 1 else "worker",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import dataclass
 
 import torch
+
+from worker.host_cpus import host_cpus
 
 _PARALLEL_FROM_TOKENS = 64
 """A step of fewer tokens is made of products so short that waking helpers costs as much as they save when
@@ -35,7 +36,7 @@ def plan_threads(asked: int) -> ThreadPlan:
     core to those who feed them."""
     if asked:
         return ThreadPlan(asked, asked)
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_cores = host_cpus()
     return ThreadPlan(max(n_cores - 1, 1), n_cores)
 
 

@@ -52,7 +52,6 @@ LABEL org.opencontainers.image.title="quire-worker-cpu" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 RUN useradd --uid 10001 --user-group --create-home quire && install -d -o quire -g quire /models
-# torch does not see a container's CPU limit: --cpus goes with OMP_NUM_THREADS and QUIRE_THREADS.
 ENV PATH=/opt/venv/bin:/opt/quire/bin:$PATH \
     PYTHONPATH=/opt/quire \
     PYTHONUNBUFFERED=1 \
