@@ -11,9 +11,9 @@ import numpy.typing as npt
 from proto.codec import pack_f32, pack_i32, unpack_i32
 from proto.worker_pb2 import Grammar, Sampling
 from router.errors import ContextLengthError, InvalidRequestError, UnknownAdapterError
-from router.ipc.messages import RequestSpec, SamplingSpec
+from router.ipc.messages import GrammarSpec, RequestSpec, SamplingSpec
 from router.limits import Limits
-from router.request import Request
+from router.request import Request, grammar_key
 
 I32 = npt.NDArray[np.int32]
 
@@ -56,10 +56,7 @@ def make_request(
         sampling = _sampling(spec.sampling, limits=limits, rng=rng)
     except (ValueError, OverflowError, TypeError) as error:
         raise InvalidRequestError(f"a sampling parameter is out of range: {error}") from None
-    grammar = None
-    if spec.grammar is not None:
-        kind = Grammar.Kind.ValueType(spec.grammar.kind)
-        grammar = Grammar(kind=kind, source=spec.grammar.source, strict=spec.grammar.strict)
+    grammar = grammar_of(spec.grammar) if spec.grammar is not None else None
     return Request(
         conn=conn,
         id=spec.id,
@@ -72,6 +69,7 @@ def make_request(
         end_len=end_len,
         sampling=sampling,
         grammar=grammar,
+        grammar_key=grammar_key(grammar) if grammar is not None else b"",
         adapter_id=spec.adapter_id,
         salt=salt,
         ignore_eos=spec.sampling.ignore_eos,
@@ -79,6 +77,11 @@ def make_request(
         request_id=spec.request_id,
         tie_break=rng.random(),
     )
+
+
+def grammar_of(spec: GrammarSpec) -> Grammar:
+    """As the workers take it. Its kind must be known."""
+    return Grammar(kind=Grammar.Kind.ValueType(spec.kind), source=spec.source, strict=spec.strict)
 
 
 def _prompt(spec: RequestSpec, limits: Limits) -> I32:
@@ -139,11 +142,11 @@ def _check_features(spec: RequestSpec, limits: Limits) -> None:
             raise InvalidRequestError(
                 "constrained output (response_format, tools with a forced choice) is not supported by this "
                 "server's workers",
-                param="response_format",
+                param=spec.grammar.param,
             )
         if spec.grammar.kind not in Grammar.Kind.values():
             raise InvalidRequestError(
-                f"unknown kind of grammar: {spec.grammar.kind}", param="response_format"
+                f"unknown kind of grammar: {spec.grammar.kind}", param=spec.grammar.param
             )
     if not 0 <= sampling.top_logprobs <= limits.max_logprobs:
         raise InvalidRequestError(

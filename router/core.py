@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from allocator.interface import Allocator
-from proto.worker_pb2 import Step, StepResult
+from proto.worker_pb2 import Grammar, Step, StepResult
 from router.admission import make_request
 from router.budget import AnswerLengths
 from router.errors import (
@@ -122,11 +122,7 @@ class SchedulerCore:
                 "(max_concurrent_requests)"
             )
         if len(self._requests) + n > self._max_concurrent:
-            raise OverloadedError(
-                f"the server is full: {len(self._requests)} of {self._max_concurrent} requests "
-                f"(max_concurrent_requests) are queued or running, {n} more don't fit",
-                retry_after_s=self._retry_after_s,
-            )
+            raise self.overloaded(n)
         requests = []
         ids: set[int] = set()
         for spec in specs:
@@ -146,6 +142,14 @@ class SchedulerCore:
             )
             self._n_arrivals += 1
         return requests
+
+    def overloaded(self, n: int) -> OverloadedError:
+        """Why `n` further requests are refused."""
+        return OverloadedError(
+            f"the server is full: {len(self._requests)} of {self._max_concurrent} requests "
+            f"(max_concurrent_requests) are queued or running, {n} more don't fit",
+            retry_after_s=self._retry_after_s,
+        )
 
     def cancel(self, conn: int, ids: Sequence[int]) -> None:
         """Blocks and row are free at once; the worker hears of it with the next step."""
@@ -225,6 +229,18 @@ class SchedulerCore:
             self._requeue(request)
             kept.append(request)
         return kept
+
+    # ---- grammars ----
+
+    def grammars(self) -> list[Grammar]:
+        """Of all requests, queued and running, each once."""
+        found = {r.grammar_key: r.grammar for r in self._requests.values() if r.grammar is not None}
+        return list(found.values())
+
+    def fail_grammar(self, key: bytes, error: RouterError) -> None:
+        """Fails the queued requests with this grammar: no replica can take them."""
+        for request in [r for r in self.queue if r.grammar_key == key]:
+            self._fail(request, error)
 
     # ---- steps ----
 

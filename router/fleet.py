@@ -8,13 +8,11 @@ from collections.abc import Callable
 
 import structlog
 
-from proto.worker_pb2 import Capacity, Grammar
+from proto.worker_pb2 import Capacity
 from router.config import RouterConfig
 from router.discovery import Discovery, Lookup
-from router.errors import InvalidRequestError, ReplicaMismatchError
-from router.replica import LinkOwner, LinkState, LinkTiming, LostError, ReplicaLink
-
-PREPARE_TIMEOUT_S = 30.0
+from router.errors import ReplicaMismatchError
+from router.replica import LinkOwner, LinkState, LinkTiming, ReplicaLink
 
 log = structlog.get_logger("router.fleet")
 
@@ -68,22 +66,6 @@ class Fleet:
             ):
                 raise ReplicaMismatchError(
                     f"worker {capacity.worker_id} at {link.address} is already in use as {other.address}"
-                )
-
-    async def prepare(self, grammar: Grammar) -> None:
-        """Lets every live worker compile it. Raises InvalidRequestError when one says that it is wrong."""
-        live = [link for link in self.links.values() if link.state is LinkState.LIVE]
-        replies = await asyncio.gather(
-            *(link.prepare(grammar, timeout_s=PREPARE_TIMEOUT_S) for link in live), return_exceptions=True
-        )
-        for reply in replies:
-            if isinstance(reply, LostError):
-                continue  # the worker that takes the request compiles it then
-            if isinstance(reply, BaseException):
-                raise reply
-            if not reply.ok:
-                raise InvalidRequestError(
-                    f"the grammar can't be used: {reply.error}", param="response_format"
                 )
 
     # ---- addresses ----

@@ -202,6 +202,9 @@ class Policy:
                 break
             if plan.n_prefill_tokens >= most or n_scanned >= MAX_SCANNED:
                 return
+            if request.grammar_key and request.grammar_key not in rs.grammars:
+                n_left += 1  # another replica's, or this one's once it has compiled it
+                continue
             if rs.n_free_rows < 1 and not self._outranks(rs, request):
                 return
             n_scanned += 1
@@ -265,7 +268,7 @@ class Policy:
 
     @staticmethod
     def _may_take(rs: ReplicaState, request: Request, candidates: list[ReplicaState]) -> bool:
-        if not rs.takes_new:
+        if not rs.takes_new or (request.grammar_key and request.grammar_key not in rs.grammars):
             return False
         if not rs.probing:
             return True

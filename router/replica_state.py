@@ -31,6 +31,10 @@ class InFlight:
     n_prefill_tokens: int
 
 
+MAX_GRAMMARS = 100_000
+"""Remembered per replica; the oldest is forgotten and would be compiled again."""
+
+
 @dataclass(slots=True, frozen=True)
 class ReplicaShape:
     """The part of a worker's capacity that scheduling needs."""
@@ -65,6 +69,8 @@ class ReplicaState:
         """It has stopped answering and may be lost: nothing new is given to it."""
         self.closing = False
         """It is to be taken away: what runs there ends there, nothing new is given to it."""
+        self.grammars: dict[bytes, None] = {}
+        """Keys of grammars that the worker has compiled, in the order in which it did."""
         n = shape.max_rows
         # np.zeros maps pages lazily: only what rows really use takes memory.
         self.tokens: I32 = np.zeros((n, shape.row_tokens + 1), dtype=np.int32)
@@ -163,6 +169,13 @@ class ReplicaState:
             if row not in skip and (worst_key is None or request.key > worst_key):
                 worst, worst_key = row, request.key
         return worst
+
+    def add_grammar(self, key: bytes) -> None:
+        """The worker has compiled it: requests with it may be placed here."""
+        self.version += 1
+        self.grammars[key] = None
+        if len(self.grammars) > MAX_GRAMMARS:
+            del self.grammars[next(iter(self.grammars))]
 
     # ---- a request comes and goes ----
 

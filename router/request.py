@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,8 @@ class Request:
     """Total tokens at which it ends with reason LENGTH."""
     sampling: Sampling
     grammar: Grammar | None = None
+    grammar_key: bytes = b""
+    """Stands for the grammar; empty without one."""
     adapter_id: str = ""
     salt: str = ""
     """Roots its prefix trie; includes the adapter."""
@@ -143,3 +146,9 @@ class Request:
                 f"request {self.conn}/{self.id}: {self.state.name} can't become {state.name}"
             )
         self.state = state
+
+
+def grammar_key(grammar: Grammar) -> bytes:
+    """Equal for equal grammars."""
+    data = f"{grammar.kind} {grammar.strict:d} {grammar.source}".encode()
+    return hashlib.blake2b(data, digest_size=16).digest()

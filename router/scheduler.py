@@ -21,11 +21,13 @@ from allocator.factory import make_allocator
 from allocator.interface import Allocator
 from proto.worker_pb2 import Capacity, Grammar, StepResult
 from router.admin import AdminOps
+from router.admission import grammar_of
 from router.config import RouterConfig
 from router.core import SchedulerCore
 from router.discovery import Lookup, look_up
 from router.errors import InvalidRequestError, RouterError, UnavailableError
 from router.fleet import Fleet
+from router.grammars import GrammarBook
 from router.guard import Guard
 from router.ipc.messages import (
     Accepted,
@@ -33,6 +35,7 @@ from router.ipc.messages import (
     AdminReply,
     Cancel,
     ErrorInfo,
+    GrammarSpec,
     Hello,
     ModelInfo,
     Refused,
@@ -96,6 +99,9 @@ class Scheduler:
         """Ids of workers that are to be taken away."""
         """By replica: who it was when it fell silent, and what it ran."""
         self._background: set[asyncio.Task[None]] = set()
+        self._preparing: set[tuple[int, int]] = set()
+        """(connection, id) of requests whose grammar is being compiled."""
+        self._grammars = GrammarBook(spawn=self._spawn, on_ready=self._pump_soon)
         self._pumping = False
         self._draining = False
         self._idle = asyncio.Event()
@@ -190,6 +196,7 @@ class Scheduler:
             if isinstance(message, Submit):
                 self._submit(conn, message.requests)
             elif isinstance(message, Cancel):
+                self._preparing.difference_update((conn, request_id) for request_id in message.ids)
                 if self.core is not None:
                     self.core.cancel(conn, message.ids)
                     self._note_idle()
@@ -202,6 +209,7 @@ class Scheduler:
     def detach(self, conn: int) -> None:
         with self._guard():
             self._sends.pop(conn, None)
+            self._preparing = {place for place in self._preparing if place[0] != conn}
             if self.core is not None:
                 self.core.disconnect(conn)
                 self._note_idle()
@@ -210,12 +218,20 @@ class Scheduler:
     def _submit(self, conn: int, requests: list[RequestSpec]) -> None:
         ids = [request.id for request in requests]
         grammars = {r.grammar for r in requests if r.grammar is not None}
-        if grammars and self.core is not None and "grammar" in self.core.limits.features:
-            protos = [
-                Grammar(kind=Grammar.Kind.ValueType(g.kind), source=g.source, strict=g.strict)
-                for g in grammars
-            ]
-            self._spawn(self._prepare_and_accept(conn, requests, protos), "prepare")
+        core = self.core
+        if (
+            grammars
+            and core is not None
+            and "grammar" in core.limits.features
+            and all(g.kind in Grammar.Kind.values() for g in grammars)
+        ):
+            if len(self._preparing) + core.n_requests + len(ids) > self.config.max_concurrent_requests:
+                send = self._sends.get(conn)
+                if send is not None:
+                    send(Refused(ids=ids, error=core.overloaded(len(self._preparing) + len(ids)).info))
+                return
+            self._preparing.update((conn, request_id) for request_id in ids)
+            self._spawn(self._prepare_and_accept(core, conn, requests, grammars), "accept")
             return
         self._accept(conn, ids, requests)
 
@@ -237,19 +253,29 @@ class Scheduler:
         self._pump_soon()
 
     async def _prepare_and_accept(
-        self, conn: int, requests: list[RequestSpec], grammars: list[Grammar]
+        self, core: SchedulerCore, conn: int, requests: list[RequestSpec], grammars: set[GrammarSpec]
     ) -> None:
         """Grammars are compiled before the request is queued, off the step path."""
         ids = [request.id for request in requests]
+        refusal: RouterError | None = None
         try:
-            for grammar in grammars:
-                await self.fleet.prepare(grammar)
+            for spec in grammars:
+                await self._grammars.ensure(
+                    core, self.fleet.links.values(), grammar_of(spec), param=spec.param
+                )
         except RouterError as error:
+            refusal = error
+        # The client may have gone meanwhile.
+        kept = [request for request in requests if (conn, request.id) in self._preparing]
+        self._preparing.difference_update((conn, request_id) for request_id in ids)
+        if refusal is not None:
             send = self._sends.get(conn)
             if send is not None:
-                send(Refused(ids=ids, error=error.info))
-            return
-        self._accept(conn, ids, requests)
+                send(Refused(ids=ids, error=refusal.info))
+        elif kept:
+            self._accept(conn, ids, kept)
+            for spec in grammars:  # to replicas that came meanwhile
+                self._grammars.spread(core, self.fleet.links.values(), grammar_of(spec))
 
     def _call(self, conn: int, call: AdminCall) -> None:
         send = self._sends[conn]
@@ -290,6 +316,7 @@ class Scheduler:
             budget=arithmetic(self.limits, self.config, capacity),
             half_open=probing,
         )
+        self._grammars.link_up(self.core, link)
         self._push_state()
         self._pump_soon()
 

@@ -91,7 +91,7 @@ def make_fake_runner(
         max_batch_total_tokens=(n_blocks - 1) * block_size,
         memory_arithmetic=arithmetic,
         max_logprobs=N_TOP,
-        features=("prompt_logprobs",),
+        features=("prompt_logprobs", "grammar"),
     )
     if timing is None:
         timing = FakeTiming(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from proto.worker_pb2 import RowError
+from proto.worker_pb2 import Grammar, RowError
 
 Reply = Callable[[npt.NDArray[np.int32]], Sequence[int] | None]
 """From a prompt to the answer it gets (EOS follows); None: the usual one."""
@@ -48,10 +48,27 @@ class FakeFaults:
     """The launch of this step raises an error that nobody foresaw; 0: never."""
     rows: list[RowFault] = field(default_factory=list)
     reply: Reply | None = None
+    refuse_grammars: str = ""
+    """Why `prepare` refuses; empty: it does not."""
+    _compiler: threading.Event = field(default_factory=threading.Event)
     _open: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._open.set()
+        self._compiler.set()
+
+    def hang_compiler(self) -> None:
+        """`prepare` does not end until `unhang_compiler`; steps go on."""
+        self._compiler.clear()
+
+    def unhang_compiler(self) -> None:
+        self._compiler.set()
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Called by the runner where a grammar would be compiled."""
+        self._compiler.wait()
+        if self.refuse_grammars:
+            raise ValueError(self.refuse_grammars)
 
     def hang(self) -> None:
         """The running step does not end until `unhang`: no progress, as with a stuck device."""

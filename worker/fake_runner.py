@@ -11,6 +11,7 @@ from proto.codec import unpack_i32
 from proto.worker_pb2 import Admit, Grammar, PromptLogprobs, RowError
 from worker.fake_cache import FakeCache, Violation
 from worker.fake_faults import FakeFaults
+from worker.fake_grammar import check_grammar, constrained_reply
 from worker.fake_logprobs import prompt_logprobs_of, sampled_logprobs
 from worker.fake_text import N_TOP, FakeSampling, FakeVocab, chain, chain_step, choose, root, token_hash
 from worker.fake_timing import FakePending, FakeTiming
@@ -51,6 +52,10 @@ class FakeRunner:
         self.n_prefill_tokens = 0
         """Prompt tokens computed so far, over all streams."""
         self.n_steps = 0
+        self.prepared: list[bytes] = []
+        """Grammars in the order in which they were prepared."""
+        self.n_unprepared = 0
+        """Rows whose grammar was not prepared here before."""
         self.step_sizes: deque[tuple[int, int]] = deque(maxlen=100_000)
         """(decode rows, prefill tokens) of the latest steps."""
         self.cache = FakeCache(
@@ -74,7 +79,9 @@ class FakeRunner:
         self._forget_rows()
 
     def prepare(self, grammar: Grammar) -> None:
-        raise ValueError("the fake worker has no grammars")
+        self.faults.prepare(grammar)
+        check_grammar(grammar)
+        self.prepared.append(grammar.SerializeToString())
 
     def launch(self, batch: StepBatch) -> FakePending:
         if self.faults.device_error_at == batch.seq:
@@ -182,6 +189,11 @@ class FakeRunner:
         self._n_top[row] = min(sampling.top_logprobs, N_TOP) if asks else -1
         self._admits[row] = admit
         self._replies.pop(row, None)
+        if admit.grammar.kind != Grammar.NONE:
+            self.n_unprepared += admit.grammar.SerializeToString() not in self.prepared
+            self._replies[row] = constrained_reply(
+                admit.grammar, prompt=tokens[: admit.n_prompt], vocab=self._vocab
+            )
         if self.faults.reply is not None:
             reply = self.faults.reply(tokens[: admit.n_prompt])
             if reply is not None:

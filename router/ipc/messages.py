@@ -50,6 +50,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
     kind: int  # proto Grammar.Kind
     source: str
     strict: bool = False
+    param: str = "response_format"
+    """The client's field that it came from, for messages."""
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,7 +97,7 @@ class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
 
 
 class AdminCall(msgspec.Struct, tag="admin", kw_only=True):
-    """`op` is one of: "state", "metrics", "cache", "flush_cache", "check", "drain",
+    """`op` is one of: "state", "live", "metrics", "cache", "flush_cache", "check", "drain",
     "drain_replica"."""
 
     call_id: int

@@ -46,7 +46,7 @@ def make(sim: Sim, **fields: Any) -> Request:
         ({"sampling": SamplingSpec(logit_bias={1000: 1.0})}, r"logit_bias names token id 1000"),
         ({"sampling": SamplingSpec(stop_token_ids=[-5])}, r"stop_token_ids names token id -5"),
         ({"sampling": SamplingSpec(prompt_logprobs=99)}, r"prompt_logprobs is 99"),
-        ({"grammar": GrammarSpec(kind=1, source="")}, "not supported"),
+        ({"grammar": GrammarSpec(kind=99, source="")}, "unknown kind of grammar: 99"),
         ({"adapter_id": "french"}, r"adapter 'french' is not loaded"),
         ({"sampling": SamplingSpec(top_k=-1)}, "out of range"),
         ({"sampling": SamplingSpec(min_new_tokens=2**40)}, "out of range"),
