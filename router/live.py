@@ -35,7 +35,11 @@ class LiveView:
             raise InvalidRequestError(
                 f"limit is {limit!r}, but must be from 0 to {MAX_PREFIXES}", param="limit"
             )
-        if not isinstance(wanted, list) or len(wanted) > MAX_DETAILS:
+        if (
+            not isinstance(wanted, list)
+            or len(wanted) > MAX_DETAILS
+            or not all(isinstance(replica_id, int) for replica_id in wanted)
+        ):
             raise InvalidRequestError(
                 f"replicas must be a list of at most {MAX_DETAILS} ids", param="replicas"
             )
@@ -124,5 +128,4 @@ def _rows(rs: ReplicaState) -> dict[str, list[int]]:
         "target": rs.target[rows].tolist(),
         "done": rs.n_scheduled[rows].tolist(),
         "known": rs.n_committed[rows].tolist(),
-        "end": rs.end_len[rows].tolist(),
     }

@@ -101,8 +101,8 @@ class LiveFeed:
         replicas = sorted({watcher.replica for watcher in self._watchers})
         try:
             value = await self._context.client.admin("live", replicas=replicas, limit=N_PREFIXES)
-            details = value.pop("details", {})
-            head = value | self._own()
+            details = value.get("details", {})
+            head = {name: part for name, part in value.items() if name != "details"} | self._own()
             events = {
                 replica: _event(head | {"detail": self._detail(details, replica)}) for replica in replicas
             }
