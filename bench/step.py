@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 DECODE_CASES = (
     (1, 256), (8, 640), (16, 1152), (32, 1152), (64, 640), (64, 2240), (128, 640), (256, 640), (4, 30000),
 )  # fmt: skip
+SHARED_CASES = ((64, 2240, 2048), (16, 8448, 8192), (256, 1408, 1024))
+"""(rows, context, positions of it that all rows share)"""
 PREFILL_CASES = (
     (0, (128,)),
     (0, (512,)),
@@ -201,6 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", help="decode cases, e.g. 64x640,256x640")
     parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--shared", action="store_true", help="also rows that share a prefix")
     parser.add_argument("--profile", action="store_true", help="kernels of one step at 1, 64 and 256 rows")
     args = parser.parse_args(argv)
     import torch
@@ -216,13 +219,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         cases = tuple(
             (int(rows), int(context)) for rows, context in (case.split("x") for case in args.cases.split(","))
         )
-    sizes = tuple(sorted({rows for rows, _ in cases}))
+    sizes = tuple(sorted({rows for rows, _ in cases} | {rows for rows, _, _ in SHARED_CASES}))
     bandwidth = copy_bandwidth_tb_s()
     started = time.perf_counter()
     core = make_core(
         spec,
         block_size=args.block_size,
-        n_kv_tokens=180_000,
+        n_kv_tokens=370_000,
         max_context=32768,
         max_prefill=8192,
         graph_sizes=sizes,
@@ -266,6 +269,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{timing['wall_ms']:.2f} | {timing['launch_ms']:.2f} | {timing['first_step_ms']:.2f} … {timing['last_step_ms']:.2f} |",
             flush=True,
         )
+    if args.shared:
+        for rows, context, shared in SHARED_CASES:
+            batch = make_batch(
+                core.shape, n_decode=rows, decode_len=context, chunk_lens=[], n_blocks=n_blocks
+            )
+            n_shared = shared // core.shape.block_size
+            batch.block_tables[:rows, :n_shared] = batch.block_tables[0, :n_shared]
+            timing = run_steps(core, batch, n_steps=args.steps, allow_graph=not args.eager)
+            floor = (weight_bytes + kv_bytes * (rows * (context - shared) + shared)) / bandwidth / 1e9
+            results.append({"rows": rows, "context": context, "shared": shared, "floor_ms": floor, **timing})
+            print(
+                f"| {rows} × {context}, {shared} shared | {timing['step_ms']:.2f} | {floor:.2f} | "
+                f"{timing['idle_ms']:.3f} | {timing['wall_ms']:.2f} | {timing['launch_ms']:.2f} |",
+                flush=True,
+            )
     if args.prefill:
         for n_decode, chunks in PREFILL_CASES:
             batch = make_batch(

@@ -21,6 +21,7 @@ from proto.worker_pb2 import Sampling
 from tests.worker.model.driver import Driver, Request
 from tests.worker.model.tiny import VOCAB, make_model, open_checkpoint
 from tests.worker.model.tiny import make_runner as make_cpu_runner
+from worker.gpu import sharing
 from worker.models.config import spec_from_config
 from worker.weights import load_weights
 
@@ -88,3 +89,46 @@ def test_general_sampling_and_logprobs(tmp_path: Path, simulated_cuda: None) -> 
                 np.frombuffer(mine.chosen, np.float32), np.frombuffer(other.chosen, np.float32), atol=1e-4
             )
             assert mine.top_ids == other.top_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graphs", [False, True])
+def test_shared_prefix(
+    graphs: bool,
+    tmp_path: Path,
+    simulated_cuda: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that share their first blocks attend to them together; texts equal those of rows that share nothing."""
+    monkeypatch.setattr(sharing, "MIN_TOKENS", 8)
+    make_model("llama", tmp_path, **{**SIZES, "num_attention_heads": 8})
+    checkpoint = open_checkpoint(tmp_path)
+    spec = spec_from_config(checkpoint.config)
+    weights = load_weights(checkpoint, spec, device=torch.device("cpu"), dtype=torch.float32)
+    rng = np.random.default_rng(4)
+    prefix = rng.integers(3, VOCAB, 33).tolist()
+    # Four heads a KV head: four rows fill a tile, so seven make two groups.
+    tails = [rng.integers(3, VOCAB, n).tolist() for n in (1, 4, 9, 2, 7, 3, 5)]
+    others = rng.integers(3, VOCAB, 21).tolist()
+    plain = [Request([*prefix, *tail], 33 + len(tail), 6) for tail in tails] + [Request(list(others), 21, 6)]
+    want = Driver(make_cpu_runner(checkpoint), chunk=16).run(plain)
+    runner = simulated.make_runner(weights, block_size=4, graphs=graphs)
+    driver = Driver(runner, chunk=16)
+    driver.run([Request(list(prefix), 33, 1, blocks=list(range(1, 10)))])
+    found: list[int] = []
+    find = runner.core._sharing.find
+
+    def watched(**kwargs: Any) -> Any:
+        answer = find(**kwargs)
+        found.append(len(answer.members))
+        return answer
+
+    monkeypatch.setattr(runner.core._sharing, "find", watched)
+    driver._free = [block for block in driver._free if block > 9]
+    rows = [
+        Request([*prefix, *tail], 33 + len(tail), 6, blocks=list(range(1, 9)), n_cached=32) for tail in tails
+    ]
+    rows.append(Request(list(others), 21, 6))
+    assert driver.run(rows) == want
+    assert max(found) == 2
+    assert not runner.core.buffers.attention_count.any()

@@ -12,8 +12,6 @@ from worker.models.spec import ModelSpec
 
 SAMPLE_TILE = 2048
 """Vocabulary entries that one sampling program looks at."""
-MAX_DECODE_PROGRAMS = 8192
-"""Upper bound of rows * KV heads * splits whose partial results are kept."""
 
 
 @dataclass(slots=True)
@@ -69,7 +67,7 @@ def make_buffers(
 
     n_tiles = -(-spec.vocab_size // SAMPLE_TILE)
     q_width = spec.n_heads * spec.head_dim
-    group = max(16, 1 << (spec.n_heads // spec.n_kv_heads - 1).bit_length())
+    group = spec.n_heads // spec.n_kv_heads
     return Buffers(
         ids=torch.zeros(max_tokens, dtype=torch.int32, device=device),
         position=torch.zeros(max_tokens, dtype=torch.int32, device=device),
@@ -86,8 +84,9 @@ def make_buffers(
         floor=torch.full((max_rows,), -torch.inf, dtype=torch.float32, device=device),
         best=empty(max_rows * n_tiles, of=torch.float32),
         best_id=empty(max_rows * n_tiles, of=torch.int32),
-        attention_part=empty(n_programs * group * spec.head_dim, of=torch.float32),
-        attention_ml=empty(n_programs * group * 2, of=torch.float32),
+        # Own and shared splits side by side.
+        attention_part=empty(2 * n_programs * group * spec.head_dim, of=torch.float32),
+        attention_ml=empty(2 * n_programs * group * 2, of=torch.float32),
         attention_count=torch.zeros(max_rows * spec.n_kv_heads, dtype=torch.int32, device=device),
         split=SplitWorkspace(
             part=empty(4 << 20, of=torch.float32), count=torch.zeros(4096, dtype=torch.int32, device=device)

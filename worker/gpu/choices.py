@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-import numpy.typing as npt
-
 from worker.gpu.linear import CUBLAS, Kernel, LinearChoice
 
 MAX_SKINNY_ROWS = 64
@@ -141,17 +138,18 @@ def most_decode_programs(*, max_rows: int, n_kv_heads: int, n_sms: int) -> int:
     )
 
 
-def decode_chunk(kv_lens: npt.NDArray[np.int32], *, n_kv_heads: int, n_sms: int) -> int:
-    """Positions that one split should hold: the fewest with which all programs still run at once. Rows that fill the
-    device as they are stay whole, except those much longer than the rest. kv_lens: of the decode rows."""
-    if not len(kv_lens):
-        return _MIN_CHUNK
-    most = max(PROGRAMS_PER_SM * n_sms // n_kv_heads, len(kv_lens) * 5 // 4)
-    low, high = _MIN_CHUNK, max(_MIN_CHUNK, int(kv_lens.max()))
-    while low < high:
-        middle = (low + high) // 2
-        if int((-(-kv_lens // middle)).sum()) <= most:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def decode_chunk(*, n_positions: int, n_kv_heads: int, n_sms: int) -> int:
+    """Positions that one split should hold, so that all programs run at once; a quarter more than an even share, so
+    that rows of nearly equal length stay whole. n_positions: of all rows together, what they share once."""
+    share = n_positions * n_kv_heads / (PROGRAMS_PER_SM * n_sms)
+    return max(_MIN_CHUNK, int(share * 1.25))
+
+
+def shared_group_rows(*, group: int, windows: bool) -> int:
+    """Rows that attend to a shared prefix together: as many as fill a tile of 16 query heads; 1: none."""
+    return 1 if windows else max(1, 16 // group)
+
+
+def max_groups(*, n_rows: int, group_rows: int) -> int:
+    """Groups that a decode launch of `n_rows` rows has room for."""
+    return n_rows // group_rows if group_rows > 1 and n_rows >= 2 * group_rows else 0

@@ -17,13 +17,14 @@ import torch
 from worker.attention.flashinfer_backend import FlashInferPrefill, PrefillShape
 from worker.gpu.buffers import Buffers
 from worker.gpu.cache import PagedCache
-from worker.gpu.choices import DecodeTiles, decode_chunk
+from worker.gpu.choices import DecodeTiles, decode_chunk, max_groups
 from worker.gpu.decoder import GpuDecoder, RowState
 from worker.gpu.device import Gpu
 from worker.gpu.graph_sizes import pick_size
 from worker.gpu.graphs import GraphSet, capture
 from worker.gpu.head import HeadTensors
 from worker.gpu.sampler import GpuSampler, Level
+from worker.gpu.sharing import Sharing, SharingCache
 from worker.gpu.staging import HEAD_FIELDS, HeadLayout, Slot, StagingRing, TableDelta
 from worker.gpu.step_plan import StepPlan, n_words_needed, pack
 from worker.models.spec import DecoderWeights
@@ -115,6 +116,7 @@ class GpuCore:
             max_context=shape.max_context,
             tiles=tiles,
         )
+        self._sharing = SharingCache(block_size=shape.block_size, group_rows=self.decoder.group_rows)
         self.prefill = FlashInferPrefill(
             weights.spec,
             block_size=shape.block_size,
@@ -149,8 +151,9 @@ class GpuCore:
         live row then: all is padding."""
         self.token_sizes = token_sizes
         self.staged.zero_()
-        start = self.layout.offset("sample_rows")
-        self.staged[start : start + self.layout.stride] = -1
+        for name in ("sample_rows", "members"):
+            start = self.layout.offset(name)
+            self.staged[start : start + self.layout.stride] = -1
         self.buffers.token_row.fill_(-1)
         torch.cuda.synchronize(self.gpu.device)
         self.graphs = capture(
@@ -167,6 +170,7 @@ class GpuCore:
     def reset(self) -> None:
         torch.cuda.synchronize(self.gpu.device)
         self._delta.reset()
+        self._sharing.reset()
         self._last_end = None
 
     def forget_row(self, row: int) -> None:
@@ -191,6 +195,8 @@ class GpuCore:
         places = np.flatnonzero(batch.samples)
         rows, positions = batch.rows[places].copy(), batch.kv_lens[places].copy()
         level = self.sampler.level(rows, positions)
+        n = batch.n_decode
+        sharing = self._find_sharing(batch)
         self._slot = (self._slot + 1) % _N_SLOTS
         slot, staging = self._slot, self._take_staging(batch)
         plan = pack(
@@ -202,8 +208,11 @@ class GpuCore:
             keys=self.sampler.keys(rows, positions),
             slot=slot,
             chunk=decode_chunk(
-                batch.kv_lens[: batch.n_decode], n_kv_heads=self.spec.n_kv_heads, n_sms=self.gpu.n_sms
+                n_positions=int((batch.kv_lens[:n] - sharing.prefix).sum()) + sharing.n_positions,
+                n_kv_heads=self.spec.n_kv_heads,
+                n_sms=self.gpu.n_sms,
             ),
+            sharing=sharing,
         )
         n_total = plan.n_tokens
         if not decode_only and allow_graph and self.graphs is not None:
@@ -266,6 +275,17 @@ class GpuCore:
         return host
 
     # ---- parts ----
+
+    def _find_sharing(self, batch: StepBatch) -> Sharing:
+        n = batch.n_decode
+        return self._sharing.find(
+            rows=batch.rows[:n],
+            epochs=batch.epochs[:n],
+            kv_lens=batch.kv_lens[:n],
+            block_tables=batch.block_tables,
+            # Whatever launch runs has room for at least as many.
+            max_groups=max_groups(n_rows=n, group_rows=self._sharing.group_rows),
+        )
 
     def _pin(self, n_words: int) -> I32:
         tensor = torch.zeros(n_words, dtype=torch.int32, pin_memory=True)

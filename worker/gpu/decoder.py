@@ -14,7 +14,15 @@ import torch
 from worker.attention.flashinfer_backend import FlashInferPrefill
 from worker.gpu.buffers import SAMPLE_TILE, Buffers
 from worker.gpu.cache import PagedCache
-from worker.gpu.choices import DecodeTiles, Role, choose, decode_splits, decode_tiles
+from worker.gpu.choices import (
+    DecodeTiles,
+    Role,
+    choose,
+    decode_splits,
+    decode_tiles,
+    max_groups,
+    shared_group_rows,
+)
 from worker.gpu.device import Gpu
 from worker.gpu.head import HeadTensors
 from worker.gpu.linear import Kernel, LinearChoice, dot, matvec
@@ -58,6 +66,9 @@ class GpuDecoder:
         self._group = spec.n_heads // spec.n_kv_heads
         self._group_pad = max(16, 1 << (self._group - 1).bit_length())
         self._windows = spec.sliding_windows or (None,) * spec.n_layers
+        self.group_rows = shared_group_rows(
+            group=self._group, windows=any(window is not None for window in self._windows)
+        )
         self._choices: dict[tuple[Role, int], LinearChoice] = {}
 
     # ---- the pass ----
@@ -347,13 +358,16 @@ class GpuDecoder:
         window = self._windows[index]
         n_splits = decode_splits(rows=n_rows, n_kv_heads=spec.n_kv_heads, n_sms=self.gpu.n_sms)
         bias = layer.qkv_bias
-        decode_attention_kernel[(spec.n_kv_heads, n_rows, n_splits)](
+        n_groups = max_groups(n_rows=n_rows, group_rows=self.group_rows)
+        decode_attention_kernel[(spec.n_kv_heads, n_rows + n_groups, n_splits)](
             b.qkv,
             b.attention,
             cache.k[index],
             cache.v[index],
             head.rows,
             head.lens,
+            head.prefix,
+            head.members,
             self.rows.table,
             self.cos,
             self.sin,
@@ -373,6 +387,7 @@ class GpuDecoder:
             s.position,
             s.head,
             n_splits,
+            n_rows,
             N_HEADS=spec.n_heads,
             N_KV=spec.n_kv_heads,
             D=spec.head_dim,
@@ -380,6 +395,7 @@ class GpuDecoder:
             GROUP_PAD=self._group_pad,
             BLOCK_SIZE=cache.block_size,
             BLOCK_T=tiles.block_t,
+            SHARED=n_groups > 0,
             BIAS=bias is not None,
             QK_NORM=layer.q_norm is not None,
             WINDOW=window is not None,

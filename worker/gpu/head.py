@@ -21,6 +21,10 @@ class HeadTensors:
     top_k: torch.Tensor
     top_p: torch.Tensor
     log_min_p: torch.Tensor
+    prefix: torch.Tensor
+    """Leading positions that a row's group attends to for it; see `sharing.py`"""
+    members: torch.Tensor
+    """[groups, group_rows], flat"""
     slot: torch.Tensor
     """int32 [1]: where the step's result goes"""
     chunk: torch.Tensor

@@ -29,6 +29,8 @@ HEAD_FIELDS = (
     "top_k",
     "top_p",
     "log_min_p",
+    "prefix",
+    "members",
 )
 """Per row of the step; each `max_rows` words. temperature, top_p and log_min_p hold float32 bits."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from worker.gpu.sharing import Sharing
 from worker.gpu.staging import ALIGN, HeadLayout, TableDelta, TailWriter
 from worker.runner import StepBatch
 
@@ -81,12 +82,15 @@ def pack(
     keys: SampleKeys,
     slot: int,
     chunk: int,
+    sharing: Sharing,
 ) -> StepPlan:
     """Fill `buffer`, which holds at least `n_words_needed`. slot: where the device puts the result; chunk: KV
     positions of one split of decode attention."""
     n = batch.n_decode
     sampled = sampled_places(batch)
-    _fill_head(batch, buffer=buffer, layout=layout, n_padded=n_padded, sampled=sampled, keys=keys)
+    _fill_head(
+        batch, buffer=buffer, layout=layout, n_padded=n_padded, sampled=sampled, keys=keys, sharing=sharing
+    )
     buffer[layout.slot_offset], buffer[layout.chunk_offset] = slot, chunk
     tail = TailWriter(buffer, start=layout.n_words)
     spans = None
@@ -122,6 +126,7 @@ def _fill_head(
     n_padded: int,
     sampled: npt.NDArray[np.int64],
     keys: SampleKeys,
+    sharing: Sharing,
 ) -> None:
     n, n_sampled = batch.n_decode, len(sampled)
 
@@ -133,6 +138,11 @@ def _fill_head(
     field("rows")[n:] = 0
     field("lens")[:n] = batch.kv_lens[:n]
     field("lens")[n:] = 0
+    field("prefix")[:n] = sharing.prefix
+    field("prefix")[n:] = 0
+    members = sharing.members.reshape(-1)
+    field("members")[: len(members)] = members
+    field("members")[len(members) :] = -1
     field("sample_rows")[:n_sampled] = batch.rows[sampled]
     field("sample_rows")[n_sampled:] = -1
     ends = np.cumsum(batch.q_lens) - 1
