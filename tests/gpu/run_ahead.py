@@ -20,6 +20,9 @@ class Request:
     max_new: int
     sampling: Sampling = field(default_factory=Sampling)
     output: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    """Given ones hold `n_cached` tokens already; more are taken."""
+    n_cached: int = 0
     row: int = -1
     epoch: int = 0
     computed: int = 0
@@ -44,7 +47,7 @@ class RunAhead:
     def run(self, requests: list[Request]) -> list[list[int]]:
         step = Step()
         for row, request in enumerate(requests):
-            request.row, request.epoch = row, row + 1
+            request.row, request.epoch, request.computed = row, row + 1, request.n_cached
             self._by_key[request.row, request.epoch] = request
             step.admits.append(self._admit(request))
         running = list(requests)
@@ -93,11 +96,14 @@ class RunAhead:
 
     def _admit(self, request: Request) -> Admit:
         n_blocks = -(-(len(request.prompt) + request.max_new) // self.runner.capacity.block_size)
+        while len(request.blocks) < n_blocks:
+            request.blocks.append(self._free.pop())
         return Admit(
             row=request.row,
             epoch=request.epoch,
             tokens=pack_i32(request.prompt),
             n_prompt=len(request.prompt),
-            blocks=pack_i32([self._free.pop() for _ in range(n_blocks)]),
+            blocks=pack_i32(request.blocks),
+            n_cached=request.n_cached,
             sampling=request.sampling,
         )

@@ -183,6 +183,31 @@ def test_alone_and_in_company(weights: DecoderWeights) -> None:
     assert [request.output for request in again] == [request.output for request in together]
 
 
+def test_shared_prefix(weights: DecoderWeights) -> None:
+    """Rows that share 320 tokens attend to them together; another run shares nothing; both stay within the bound."""
+    runner = make_runner(weights)
+    worst, _ = logit_error(weights, runner)
+    rng = np.random.default_rng(9)
+    vocab = weights.spec.vocab_size
+    prefix = rng.integers(3, vocab, 321).tolist()
+    driver = RunAhead(runner)
+    first = Request(list(prefix), 1)
+    driver.run([first])
+    rows = make_requests(40, vocab=vocab, seed=10)
+    for index, request in enumerate(rows):
+        if index % 5:
+            request.prompt = prefix[:320] + request.prompt
+            request.blocks, request.n_cached = first.blocks[:20], 320
+    shared = RunAhead(runner, chunk=64)
+    shared._free = [block for block in shared._free if block not in first.blocks]
+    shared.run(rows)
+    assert runner.core._sharing._sharing is not None
+    assert len(runner.core._sharing._sharing.members) >= 7
+    n_differ, n_all = differences(weights, rows, bound=4 * worst)
+    print(f"shared prefix: {n_differ} of {n_all} places differ")
+    assert n_differ < 0.05 * n_all
+
+
 def test_delayed_stream_changes_nothing(weights: DecoderWeights) -> None:
     """Every step waits behind 5 ms of sleep on the device, so that the host is as far ahead as it may be."""
     runner = make_runner(weights)
