@@ -63,6 +63,11 @@ docs: install-dev ## regenerate docs/configuration.md from the settings
 bench: install-dev ## the benchmarks that need no GPU
 	$(PY) -m bench
 
+.PHONY: images
+images: ## build the container images that docker-compose.yml names (IMAGE_ARGS="--build-arg NAME=VALUE")
+	DOCKER_BUILDKIT=1 docker build -f deploy/docker/router.Dockerfile -t quire/router:0.1.0 $(IMAGE_ARGS) .
+	DOCKER_BUILDKIT=1 docker build -f deploy/docker/worker-cpu.Dockerfile -t quire/worker-cpu:0.1.0 $(IMAGE_ARGS) .
+
 clean: ## remove the environment and every generated file that git ignores
 	rm -rf "$(VENV)" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
