@@ -35,6 +35,10 @@ from router.errors import ReplicaMismatchError, StepProtocolError
 
 FIRST_PAUSE_S = 0.1
 LONGEST_UNREACHED_PAUSE_S = 1.0
+LAST_WORD_WITHIN_S = 1.0
+MET_THE_END = "Internal error from Core"
+"""What gRPC says of a stream at once when a write meets its end. How the worker ended it, which decides
+whether requests are blamed, replaces this as soon as it has arrived."""
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -332,9 +336,13 @@ class ReplicaLink:
     async def _end_of(self, call: Any) -> LostError:
         """How the worker says that the stream ended."""
         try:
-            async with asyncio.timeout(1.0):
-                code, details = await call.code(), await call.details()
-                trailing = dict(await call.trailing_metadata() or ())
+            async with asyncio.timeout(LAST_WORD_WITHIN_S):
+                while True:
+                    code, details = await call.code(), await call.details()
+                    trailing = dict(await call.trailing_metadata() or ())
+                    if code is not grpc.StatusCode.INTERNAL or details != MET_THE_END or trailing:
+                        break
+                    await asyncio.sleep(0.005)
         except (TimeoutError, grpc.aio.AioRpcError, asyncio.CancelledError):
             return LostError("the stream broke", Loss.SILENT)
         word = trailing.get(RUN_END_KEY)

@@ -343,6 +343,27 @@ async def test_a_terminated_worker_hands_its_requests_on() -> None:
         assert s.core.stats.n_replicas_lost == 0
 
 
+async def test_an_orderly_end_is_never_taken_for_a_loss() -> None:
+    """Also when steps are on their way to the worker while it ends the stream: no request is blamed."""
+    async with (
+        fake_worker(fake_strict=True, fake_step_ms=0.2) as one,
+        fake_worker(fake_strict=True, fake_step_ms=0.2) as two,
+        scheduler(one.address, two.address) as s,
+    ):
+        client = LocalClient(s)
+        answers = [await ask(client, text(10, seed=i), n_new=4000) for i in range(8)]
+        for worker in (one, two) * 3:
+            await until(lambda: client.state.n_replicas_live == 2, "both live")
+            n_before = len(answers[0].tokens)
+            await answers[0].has(n_before + 5)
+            await worker.terminate()
+            await worker.restart()
+        assert s.core is not None
+        assert s.core.stats.n_replicas_lost == 0
+        assert s.core.stats.n_failed == {}
+        assert not any(answer.error for answer in answers)
+
+
 async def test_metrics_count_requests_and_forget_a_lost_replica() -> None:
     """TGI #2887, vLLM #19849."""
     async with (
