@@ -13,7 +13,7 @@ from router.api.conversation import normalise_messages
 from router.api.errors import invalid
 from router.api.exchange import Exchange
 from router.api.generation import AnswerFormat, GenerationEndpoint
-from router.api.grammar import grammar_of
+from router.api.grammar import check_grammar, request_grammar
 from router.api.job import Job
 from router.api.limits import check_lengths
 from router.api.params import build_params, chat_logprobs, prompt_logprobs_wanted
@@ -43,14 +43,16 @@ class ChatEndpoint(GenerationEndpoint):
             ),
         )
         use = tools_of(context, request, model=model)
-        grammar = grammar_of(request.response_format, model=model)
+        grammar = request_grammar(request, model=model, limits=context.config)
         if grammar is not None and use.rules.parse is not None and use.grammar is None:
             raise invalid(
-                "'response_format' forces the whole answer into JSON, so no tool could be called: send"
-                ' tool_choice "none" or leave one of them out.',
-                param="response_format",
+                f"'{grammar.param}' binds the whole answer, so no tool could be called: send tool_choice"
+                ' "none" or leave one of them out.',
+                param=grammar.param,
                 code="unsupported",
             )
+        if use.grammar is not None:
+            check_grammar(use.grammar, limits=context.config)
         text = render_request(context, request, tools=use.tools)
         rules = replace(
             use.rules,

@@ -9,7 +9,7 @@ from router.api.completion_format import CompletionFormat, Echo
 from router.api.errors import invalid
 from router.api.exchange import Exchange
 from router.api.generation import AnswerFormat, GenerationEndpoint
-from router.api.grammar import grammar_of
+from router.api.grammar import request_grammar
 from router.api.job import Job
 from router.api.limits import check_lengths
 from router.api.params import build_params, completion_logprobs, prompt_logprobs_wanted
@@ -46,7 +46,7 @@ class CompletionsEndpoint(GenerationEndpoint):
                 wanted, field=field, model=model, stream=bool(request.stream)
             ),
         )
-        grammar = grammar_of(request.response_format, model=model)
+        grammar = request_grammar(request, model=model, limits=context.config)
         prompts = await self._prompts(request, model)
         check_lengths(prompts, params=params, model=model, param="prompt")
         table = context.text.table_for(skip_special=params.skip_special)

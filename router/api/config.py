@@ -60,6 +60,15 @@ class ApiConfig:
         1024, help="Longest stop string.", unit="characters", effect="Text held back while one may begin."
     )
     max_logit_bias: int = flag(1024, help="Most entries of `logit_bias`.")
+    max_grammar_bytes: int = flag(
+        128 * 1024,
+        help="Longest JSON schema, regular expression, list of choices or grammar that binds an answer.",
+        unit="bytes",
+        effect="Larger ones take longer to compile before their request is queued.",
+    )
+    max_grammar_depth: int = flag(
+        64, help="Deepest nesting of brackets in such a schema, expression or grammar.", unit="levels"
+    )
     cors_allow_origin: tuple[str, ...] = flag(
         (), help="Origins that browsers may call from; `*` for all.", env=("CORS_ALLOW_ORIGIN",)
     )

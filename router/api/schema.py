@@ -43,6 +43,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's: one of json, regex, choice, grammar, json_object."""
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     priority: int | None = None
     timeout: float | None = None
     """Seconds from arrival until the request fails."""
