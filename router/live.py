@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from router.scheduler import Scheduler
 
 MAX_PREFIXES = 100
-MAX_DETAILS = 64
+MAX_DETAILS = 16
 
 
 class LiveView:

@@ -281,6 +281,21 @@ async def test_all_watchers_share_one_look() -> None:
         feed.leave(watcher)
 
 
+async def test_many_replicas_looked_at_take_turns() -> None:
+    """So that no look holds up the scheduler for long, whoever watches."""
+    scheduler = ScriptedClient(admin_values={"live": live_value()})
+    feed, turns, _ = make_feed(scheduler)
+    watchers = [feed.join(replica) for replica in range(6)]
+    await turns.seen()
+    await turns.next()
+    await turns.next()
+    asked = [args["replicas"] for _, args in scheduler.admin_calls]
+    assert asked == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
+    for watcher in watchers:
+        await read(watcher)
+        feed.leave(watcher)
+
+
 async def test_nothing_is_asked_while_nobody_watches() -> None:
     scheduler = ScriptedClient(admin_values={"live": live_value()})
     feed, turns, _ = make_feed(scheduler)

@@ -15,6 +15,8 @@ from router.ipc.client import RefusedError
 
 INTERVAL_S = 1.0
 MAX_WATCHERS = 64
+MAX_DETAILS = 4
+"""Replicas told in full in one look: with more, they take turns."""
 N_PREFIXES = 8
 
 _log = structlog.get_logger("quire.api")
@@ -63,6 +65,7 @@ class LiveFeed:
         self._max_watchers = max_watchers
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
+        self._n_told = 0
 
     @property
     def n_watchers(self) -> int:
@@ -98,7 +101,7 @@ class LiveFeed:
             await self._pause(INTERVAL_S)
 
     async def _look(self) -> None:
-        replicas = sorted({watcher.replica for watcher in self._watchers})
+        replicas = self._take_turns(sorted({watcher.replica for watcher in self._watchers}))
         try:
             value = await self._context.client.admin("live", replicas=replicas, limit=N_PREFIXES)
             details = value.get("details", {})
@@ -114,6 +117,14 @@ class LiveFeed:
         for watcher in self._watchers:
             if watcher.replica in events:
                 watcher.put(events[watcher.replica])
+
+    def _take_turns(self, replicas: list[int]) -> list[int]:
+        """However many are looked at, the scheduler is not held up for long."""
+        if len(replicas) <= MAX_DETAILS:
+            return replicas
+        first = self._n_told % len(replicas)
+        self._n_told += MAX_DETAILS
+        return (replicas * 2)[first : first + MAX_DETAILS]
 
     def _own(self) -> dict[str, Any]:
         """What this process knows better than the scheduler."""
