@@ -2,8 +2,8 @@
 
     QUIRE_TEST_BASE_IMAGE=python:3.11-slim-bookworm pytest -m docker tests/deploy/test_docker.py
 
-Behind a mirror, QUIRE_TEST_BUILD_ARGS has further build arguments (`PIP_INDEX_URL=…`). Prometheus and
-Grafana are not started: their images come from a registry.
+Behind a mirror, QUIRE_TEST_BUILD_ARGS has further build arguments (`PIP_INDEX_URL=…`), and
+QUIRE_TEST_PROMETHEUS_IMAGE names an image for Prometheus; without one it is not started. Nor is Grafana.
 """
 
 from __future__ import annotations
@@ -169,6 +169,25 @@ def test_up_chat_down(images: dict[str, str]) -> None:
         assert "Paris" in (answer.choices[0].message.content or "")
         states = project.compose("ps", "--format", "{{.Service}} {{.Health}}").split("\n")
         assert sorted(filter(None, states)) == ["router healthy", "worker healthy"]
+
+
+def test_prometheus_scrapes_a_router_with_keys(images: dict[str, str]) -> None:
+    if not (image := os.environ.get("QUIRE_TEST_PROMETHEUS_IMAGE")):
+        pytest.skip("QUIRE_TEST_PROMETHEUS_IMAGE names no image")
+    (port,) = free_ports(1)
+    keys = {"QUIRE_API_KEYS": "one,two", "QUIRE_METRICS_KEY": "two"}
+    with _project(
+        images, QUIRE_ATTENTION="fake", PROMETHEUS_IMAGE=image, PROMETHEUS_PORT=str(port), **keys
+    ) as project:
+        project.compose("up", "-d", "--no-build", "--wait", "prometheus")
+        up: list[Any] = []
+        for _ in range(100):
+            answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": "quire_ready"})
+            if up := answer.json()["data"]["result"]:
+                break
+            threading.Event().wait(0.5)  # it scrapes when it pleases
+        assert [sample["value"][1] for sample in up] == ["1"]
+        assert "live" in project.quire("ps"), "the key is the router's own: nobody hands it around"
 
 
 def test_compose_scales_and_the_router_finds_the_new_ones(fakes: Project) -> None:
