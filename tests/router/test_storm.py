@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,27 @@ STEMS = [text(70, seed=i) for i in range(3)]
 @pytest.mark.parametrize("seed", range(40) if FULL else range(1))
 async def test_storm(seed: int) -> None:
     rng = random.Random(seed)
-    worker = {"fake_strict": True, "fake_step_ms": 1.0, "block_size": 4, "fake_n_blocks": 200}
+    worker: dict[str, Any] = {
+        "fake_strict": True,
+        "fake_step_ms": 1.0,
+        "fake_eos_rate": rng.choice((0.0, 0.02)),
+        "block_size": rng.choice((1, 4, 16)),
+        "max_batch_prefill_tokens": rng.choice((80, 256)),
+        "max_batch_size": rng.choice((3, 16)),
+    }
+    worker["fake_n_blocks"] = 800 // worker["block_size"] + 1
+    router: dict[str, Any] = {
+        "window": rng.choice((1, 2, 4)),
+        "prefix_caching": rng.random() < 0.8,
+        "prefill_chunking": rng.random() < 0.8,
+        "waiting_served_ratio": rng.choice((0.0, 1.0)),
+        "health_timeout_s": 0.4,
+    }
     async with (
         fake_worker(**worker) as one,
         fake_worker(**worker) as two,
         fake_worker(**worker) as three,
-        scheduler(one.address, two.address, three.address, health_timeout_s=0.4, window=2) as s,
+        scheduler(one.address, two.address, three.address, **router) as s,
     ):
         client = LocalClient(s)
         asked: list[Asked] = []
