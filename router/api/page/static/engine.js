@@ -132,7 +132,7 @@ export class Engine {
     const usable = blocks.n_blocks - 1;
     const parts = [
       `${count(replica.n_running)} of ${count(replica.max_rows)} rows`,
-      `KV ${percent(blocks.leased, usable)} in use`,
+      `KV ${percent(blocks.leased, usable)}`,
     ];
     if (replica.last_step_us) parts.push(`step ${seconds(replica.last_step_us / 1e6)}`);
     if (replica.device) parts.push(replica.device);

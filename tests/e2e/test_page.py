@@ -1,0 +1,384 @@
+"""The page in a real browser, at the width of a desk and of a phone, before workers without a model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.browser import DESKTOP, PHONE, Tab, chromium
+from tests.e2e.serving import Server, serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.slow
+
+FAKE = ("--attention=fake", "--fake-step-ms=15", "--fake-n-blocks=600")
+KEY = "a key of this test"
+WIDTHS = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+CONTRAST = """() => {
+  const luminance = (rgb) => {
+    const [r, g, b] = rgb.map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const ground = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const [r, g, b, a = 1] = parse(getComputedStyle(at).backgroundColor);
+      if (a === 1) return [r, g, b];
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest(".stale")) continue;
+    const [high, low] = [parse(getComputedStyle(node).color).slice(0, 3), ground(node)]
+      .map(luminance).sort((a, b) => b - a);
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < 4.5) poor.push(`${walker.currentNode.data.trim().slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+NAMELESS = """() => [...document.querySelectorAll("button, input, textarea, [role=img], [role=region]")]
+  .filter((node) => node.checkVisibility())
+  .filter((node) => !(node.textContent.trim() || node.labels?.length || node.getAttribute("aria-label")
+    || node.getAttribute("aria-labelledby")))
+  .map((node) => node.outerHTML.slice(0, 80))"""
+
+OpenTab = Callable[..., Tab]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Started after the browser: without one, no server is."""
+    with serving(tmp_path_factory.mktemp("page"), workers=2, flags=FAKE) as server:
+        yield server
+
+
+@pytest.fixture
+def open_tab(browser: Browser, server: Server) -> Iterator[OpenTab]:
+    with contextlib.ExitStack() as stack:
+
+        def open(url: str = server.url, **options: Any) -> Tab:
+            tab = Tab(browser, url, **options)
+            stack.callback(tab.close)
+            tab.open()
+            return tab
+
+        yield open
+
+
+def ask(page: Page, text: str = "Tell me a story.", *, max_tokens: int = 4000) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Max tokens").fill(str(max_tokens))
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Message").fill(text)
+    page.get_by_role("button", name="Send").click()
+
+
+def show_engine(page: Page) -> None:
+    button = page.get_by_role("button", name="Engine", exact=True)
+    if button.is_visible():
+        button.click()
+
+
+def show_chat(page: Page) -> None:
+    button = page.get_by_role("button", name="Chat", exact=True)
+    if button.is_visible():
+        button.click()
+
+
+def wait_for(page: Page, script: str, argument: object = None) -> None:
+    page.wait_for_function(script, arg=argument, timeout=20_000)
+
+
+def answer_text(page: Page) -> str:
+    return page.locator(".answer .content").last.inner_text()
+
+
+def wait_grown(page: Page, n_chars: int) -> None:
+    script = "(n) => [...document.querySelectorAll('.answer .content')].at(-1)?.innerText.length > n"
+    wait_for(page, script, n_chars)
+
+
+def wait_ended(page: Page) -> None:
+    wait_for(page, "() => !document.querySelector('.answer.running') && document.querySelector('.answer')")
+
+
+def canned(page: Page, *parts: str) -> None:
+    """The next chat answers with these pieces of text."""
+    chunks = [{"choices": [{"delta": {"content": part}, "finish_reason": None}]} for part in parts]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+        times=1,
+    )
+
+
+def quiet(tab: Tab) -> None:
+    assert tab.faults == []
+    assert tab.outside == []
+
+
+@WIDTHS
+def test_a_chat_streams_and_the_block_map_moves(open_tab: OpenTab, size: dict[str, int]) -> None:
+    tab = open_tab(viewport=size)
+    page = tab.page
+    wait_for(page, "() => document.querySelector('#status').textContent === 'Ready'")
+    assert page.locator("#model").inner_text() == "smollm2"
+    show_engine(page)
+    wait_for(page, "() => document.querySelector('#feed').textContent === 'Live'")
+    wait_for(page, "() => document.querySelector('#map').height > 0")
+    still = page.evaluate("() => document.querySelector('#map').toDataURL()")
+    show_chat(page)
+
+    ask(page)
+    wait_grown(page, 20)
+    assert page.locator(".answer.running").count() == 1, "text is shown while more comes"
+    grown = len(answer_text(page))
+    wait_grown(page, grown + 20)
+    assert re.search(
+        r"\d tokens/s · first token .* prompt tokens cached", page.locator(".answer .facts").inner_text()
+    )
+
+    show_engine(page)
+    leased = "() => Number(document.querySelector('#legend b').textContent)"
+    # The map is the first replica's; the answer may be computed by the other.
+    buttons = page.locator("#replicas button")
+    wait_for(page, "() => /[1-9]\\d* of \\d+ rows/.test(document.querySelector('#replicas').textContent)")
+    buttons.filter(has_text=re.compile(r"live\s*1 of \d+ rows")).first.click()
+    wait_for(page, f"() => ({leased})() > 0")
+    assert "leased" in str(page.locator("#map").get_attribute("aria-label"))
+    before = page.evaluate(leased)
+    wait_for(page, f"(n) => ({leased})() > n", before)
+    wait_for(page, "(old) => document.querySelector('#map').toDataURL() !== old", still)
+    assert page.locator("#rows li").count() == 1
+    wait_for(page, "() => Number(document.querySelector('[data-tile=output] b').textContent) > 0")
+
+    show_chat(page)
+    page.get_by_role("button", name="Stop").click()
+    wait_ended(page)
+    assert page.locator(".answer .facts").inner_text().endswith("stopped")
+    show_engine(page)
+    wait_for(page, f"() => ({leased})() === 0 && document.querySelectorAll('#rows li').length === 0")
+    overflow = "() => document.documentElement.scrollWidth - innerWidth"
+    assert page.evaluate(overflow) <= 0, "nothing sticks out at the side"
+    quiet(tab)
+
+
+def test_the_hottest_prefixes_are_shown_as_text(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    page = tab.page
+    for _ in range(3):
+        ask(page, "One river, two rivers, three rivers. " * 4, max_tokens=4)
+        wait_ended(page)
+        page.get_by_role("button", name="Clear").click()
+    wait_for(page, "() => document.querySelectorAll('#replicas button').length === 2")
+    for i in range(2):
+        page.locator("#replicas button").nth(i).click()
+        wait_for(page, f"() => document.querySelectorAll('#replicas button')[{i}].ariaPressed === 'true'")
+        if page.locator("#prefixes tr").count():
+            break
+    assert "system" in page.locator("#prefixes tr").first.inner_text()
+    quiet(tab)
+
+
+def test_a_seed_gives_the_same_answer_again_and_regenerate_replaces_it(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    page = tab.page
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Seed").fill("7")
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Max tokens").fill("12")
+    page.get_by_label("Message").fill("hi")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.keyboard.press("Enter")
+    body = sent.value.post_data_json
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+    ]
+    assert (body["seed"], body["max_tokens"], body["temperature"], body["top_p"]) == (7, 12, 0.7, 1)
+    wait_ended(page)
+    first = answer_text(page)
+    assert page.locator(".answer .facts").inner_text().endswith("reached max tokens")
+    page.get_by_role("button", name="Regenerate").click()
+    wait_ended(page)
+    assert answer_text(page) == first
+    assert page.locator(".answer").count() == 1
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_label("Message").fill("and then?")
+        page.keyboard.press("Enter")
+    roles = [message["role"] for message in sent.value.post_data_json["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    wait_ended(page)
+    page.get_by_role("button", name="Clear").click()
+    assert page.locator(".message").count() == 0
+    assert page.get_by_text("Ask the model something.").is_visible()
+    quiet(tab)
+
+
+def test_what_a_model_writes_stays_text(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    page = tab.page
+    hostile = "<img src=x onerror=alert(1)><script>alert(1)</script><b>bold</b>"
+    canned(page, "See:\n", hostile, "\n``", "`js\nlet a =", " 1;\n<i>\n`", "``\nDone <u>", "now</u>.")
+    ask(page, hostile)
+    wait_ended(page)
+    assert page.locator(".user").inner_text() == hostile
+    content = page.locator(".answer .content")
+    assert content.locator(".text").first.inner_text().rstrip() == f"See:\n{hostile}"
+    assert content.locator("pre").inner_text().rstrip() == "let a = 1;\n<i>"
+    assert content.locator(".text").last.inner_text() == "Done <u>now</u>."
+    assert page.locator(".message img, .message script, .message b, .message i, .message u").count() == 0
+    quiet(tab)
+
+
+def test_by_keyboard_alone(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    page = tab.page
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("() => document.activeElement.tagName") != "TEXTAREA"
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => document.activeElement.id") == "prompt"
+    page.keyboard.type("first line")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("second line")
+    page.keyboard.press("Enter")
+    assert page.locator(".user").inner_text() == "first line\nsecond line"
+    wait_grown(page, 5)
+    page.keyboard.press("Escape")
+    wait_ended(page)
+    assert page.evaluate("() => document.activeElement.id") == "prompt"
+    assert page.locator(".answer .facts").inner_text().endswith("stopped")
+    quiet(tab)
+
+
+@WIDTHS
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_and_names(open_tab: OpenTab, size: dict[str, int], scheme: str) -> None:
+    """WCAG AA for text: 4.5 to 1; everything that can be used has a name."""
+    tab = open_tab(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+    page = tab.page
+    ask(page, max_tokens=30)
+    wait_ended(page)
+    page.get_by_role("button", name="Settings").click()
+    for show in (show_chat, show_engine):
+        show(page)
+        wait_for(
+            page,
+            "() => document.querySelector('.engine').checkVisibility() === false"
+            " || document.querySelector('#feed').textContent === 'Live'",
+        )
+        assert page.evaluate(CONTRAST) == []
+        assert page.evaluate(NAMELESS) == []
+    quiet(tab)
+
+
+def test_the_theme_is_chosen_and_remembered(open_tab: OpenTab) -> None:
+    tab = open_tab(color_scheme="light")
+    page = tab.page
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Theme: auto").click()
+    page.get_by_role("button", name="Theme: light").click()
+    dark = page.evaluate(ground)
+    assert dark != light
+    page.reload()
+    assert page.evaluate(ground) == dark
+    page.get_by_role("button", name="Theme: dark").click()
+    assert page.evaluate(ground) == light
+    quiet(tab)
+
+
+def test_a_refused_live_view_is_told_and_the_chat_goes_on(open_tab: OpenTab, server: Server) -> None:
+    """As from another host when the server has no keys."""
+    page = open_tab("about:blank").page
+    error = {"error": {"message": "no", "type": "invalid_request_error", "code": "admin_needs_key"}}
+    page.route("**/admin/live*", lambda route: route.fulfill(status=403, json=error))
+    page.goto(server.url)
+    page.get_by_text("The live view is shown only on the server's own host").wait_for()
+    assert not page.locator("#live").is_visible()
+    ask(page, max_tokens=5)
+    wait_ended(page)
+    assert answer_text(page)
+
+
+def test_errors_are_shown_and_can_be_tried_again(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    page = tab.page
+    busy = {"error": {"message": "The server is full.", "type": "rate_limit_error", "code": None}}
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=429, json=busy, headers={"retry-after": "2"}),
+        times=1,
+    )
+    ask(page, max_tokens=5)
+    page.get_by_text("The server is full. Try again in 2 s.").wait_for()
+    page.get_by_role("button", name="Try again").click()
+    wait_ended(page)
+    assert page.locator(".error:visible").count() == 0
+    assert answer_text(page)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Max tokens").fill("0")
+    page.get_by_label("Message").fill("again")
+    page.keyboard.press("Enter")
+    assert page.locator(".user").count() == 1, "a wrong setting is shown, nothing is sent"
+    assert page.locator("#settings").is_visible()
+
+
+def test_a_server_with_keys_asks_for_one(open_tab: OpenTab, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with serving(tmp_path_factory.mktemp("keys"), flags=FAKE, env={"QUIRE_API_KEYS": KEY}) as server:
+        tab = open_tab(server.url)
+        page = tab.page
+        dialog = page.get_by_role("dialog")
+        dialog.wait_for()
+        dialog.get_by_label("Key", exact=True).fill("wrong")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").get_by_text("does not accept this API key").wait_for()
+        dialog.get_by_label("Key", exact=True).fill(KEY)
+        page.keyboard.press("Enter")
+        wait_for(page, "() => document.querySelector('#status').textContent === 'Ready'")
+        wait_for(page, "() => document.querySelector('#feed').textContent === 'Live'")
+        ask(page, max_tokens=5)
+        wait_ended(page)
+        assert answer_text(page)
+        assert KEY in page.evaluate("() => Object.values(sessionStorage)")
+        assert page.evaluate("() => Object.values(localStorage)") == []
+        page.reload()
+        wait_for(page, "() => document.querySelector('#feed').textContent === 'Live'")
+        assert KEY not in page.content()
+        page.get_by_role("button", name="API key").click()
+        page.get_by_role("button", name="Forget key").click()
+        page.get_by_text("The live view needs an API key.").wait_for()
+        assert page.evaluate("() => sessionStorage.getItem('quire.key')") is None
+        refused = [fault for fault in tab.faults if "401" not in fault]
+        assert refused == [], "the browser itself notes each 401; nothing else is wrong"
+
+
+def test_a_server_that_ends_is_told(open_tab: OpenTab, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with serving(tmp_path_factory.mktemp("ends"), flags=FAKE) as server:
+        page = open_tab(server.url).page
+        wait_for(page, "() => document.querySelector('#feed').textContent === 'Live'")
+        server.end()
+        wait_for(page, "() => document.querySelector('#live').classList.contains('stale')")
+        assert page.locator("#feed").inner_text() != "Live"
+        ask(page)
+        page.get_by_text("The server can't be reached.").wait_for()
