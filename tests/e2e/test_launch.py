@@ -64,6 +64,7 @@ def test_a_taken_port_is_told_before_anything_starts(start_server: StartServer) 
         ({"model": "/dev/null/x.gguf"}, 1, "error: no such model folder or file"),
         ({"flags": ("--block-size=0",)}, 2, "error: --block-size is 0, but must be from 1 to 4096"),
         ({"flags": ("--start-timeout-s=0",)}, 2, "--start-timeout-s"),
+        ({"flags": ("--start-timeout-s=1",)}, 1, "not ready within 1 s (--start-timeout-s)"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -187,6 +187,32 @@ async def _check_long_answer(server: Server, n: int) -> None:
         assert_same({"token_ids": whole["token_ids"][n // 2 :], "logprobs": logprobs}, rest)
 
 
+async def test_seeded_answers_that_are_preempted(server: Server) -> None:
+    """vLLM #57562 with sampling: penalties, min_tokens and the seed's noise survive being put back."""
+    async with connected(server) as client:
+        bodies: list[Body] = [
+            {
+                "prompt": _text(150, seed=200 + i),
+                "max_tokens": 160,
+                "temperature": 0.8,
+                "seed": i,
+                "presence_penalty": 0.3,
+                "frequency_penalty": 0.2,
+                "repetition_penalty": 1.1,
+                "min_tokens": 160,
+                "ignore_eos": False,
+            }
+            for i in range(7)
+        ]
+        # Admission guesses from recent answers: after many short ones it lets in more than fits.
+        await complete_all(client, [{"prompt": [9], "max_tokens": 1, "n": 16}] * 4)
+        before = await metric(client, "quire_preemptions_total")
+        together = await complete_all(client, bodies)
+        assert await metric(client, "quire_preemptions_total") > before
+        for i in range(7) if FULL else (5, 6):
+            assert await complete(client, bodies[i]) == together[i]
+
+
 @pytest.mark.timeout(3600)
 async def test_golden_prompts_after_many_cancelled_ones(server: Server) -> None:
     """TGI #3043: random requests, most of them left by their clients; then the golden texts are unchanged and
