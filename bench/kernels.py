@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ def graph_time_us(body: Callable[[int], None], *, n_inner: int, n_replays: int =
         end.synchronize()
         times.append(start.elapsed_time(end) * 1000 / n_inner)
     del graph
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def matvec_choices(product: Product) -> list[LinearChoice]:
@@ -273,9 +274,11 @@ def _warm(
     if choice.kernel is Kernel.MATVEC:
         matvec_kernel.warmup(
             x, x, out, x, x, 1e-5, product.n, product.k,
-            M=x.shape[0], BLOCK_N=choice.block_n, BLOCK_K=choice.block_k, N_ITER=-(-product.k // choice.block_k),
+            M=x.shape[0], BLOCK_N=choice.block_n, BLOCK_K=choice.block_k,
+            N_ITER=-(-product.k // choice.block_k),
             EVEN_K=product.k % choice.block_k == 0, NORM=norm is not None, GATED=product.gated,
-            RESIDUAL=product.residual, BIAS=False, PDL=True, num_warps=choice.warps, launch_pdl=True, grid=(1,),
+            RESIDUAL=product.residual, BIAS=False, PDL=True, num_warps=choice.warps, launch_pdl=True,
+            grid=(1,),
         )  # fmt: skip
     else:
         dot_kernel.warmup(
@@ -322,6 +325,7 @@ def bench_linear(*, deadline_s: float) -> dict[str, Any]:
                 res: Any = res,
                 logits: Any = logits,
                 product: Product = product,
+                weights: Weights = weights,
             ) -> None:
                 w = weights.copies[i % len(weights.copies)]
                 if logits is not None:
@@ -365,7 +369,15 @@ def bench_linear(*, deadline_s: float) -> dict[str, Any]:
                     want = reference(product, x, weights.copies[0], res, g, norm=norm)
                     error = float((out.double() - want).norm() / want.norm())
 
-                    def body(i: int, choice: LinearChoice = choice, x: Any = x, out: Any = out) -> None:
+                    def body(
+                        i: int,
+                        choice: LinearChoice = choice,
+                        x: Any = x,
+                        out: Any = out,
+                        g: Any = g,
+                        product: Product = product,
+                        weights: Weights = weights,
+                    ) -> None:
                         run_choice(
                             product, choice, x, weights.copies[i % len(weights.copies)], out, g, workspace
                         )
@@ -399,14 +411,20 @@ def bench_linear(*, deadline_s: float) -> dict[str, Any]:
                 1, product.n, device="cuda", dtype=torch.float32 if product.float32_out else torch.bfloat16
             )
 
-            def plain(i: int, choice: LinearChoice = choice, x: Any = x, out: Any = out) -> None:
+            def plain(
+                i: int,
+                choice: LinearChoice = choice,
+                x: Any = x,
+                out: Any = out,
+                g: Any = g,
+                product: Product = product,
+                weights: Weights = weights,
+            ) -> None:
                 run_choice(
                     product, choice, x, weights.copies[i % len(weights.copies)], out, g, workspace, pdl=False
                 )
 
             best[f"{product.name} 1 matvec no-pdl"] = (graph_time_us(plain, n_inner=n_inner), best[key][1])
-        del weights
-        torch.cuda.empty_cache()
     for key, (us, choice_dict) in best.items():
         brief = "" if choice_dict is None else " ".join(str(v) for v in choice_dict.values())
         print(f"{key:28s} {us:8.1f} µs  {brief}", flush=True)
@@ -453,13 +471,19 @@ def decode_call(
     s_pos, s_head = (n_kv * d, d) if layout == "NHD" else (d, block_size * d)
     rows = state["lens"].shape[0]
     decode_attention_kernel[(n_kv, rows, config["splits"])](
-        state["qkv"], state["out"], k_cache, v_cache, state["rows"], state["lens"], setup["table"],
+        state["qkv"], state["out"], k_cache, v_cache, state["rows"], state["lens"], state["lens"],
+        state["lens"], setup["table"],
         state["cos"], state["sin"], state["qkv"], state["qkv"], state["qkv"], state["part"], state["ml"],
-        state["count"], state["chunk"], 1e-5, d**-0.5, 1.0, 0, setup["per_row"], s_block, s_pos, s_head, config["splits"],
+        state["count"], state["chunk"], 1e-5, d**-0.5, 1.0, 0, setup["per_row"], s_block, s_pos, s_head,
+        config["splits"], rows,
         N_HEADS=32, N_KV=n_kv, D=d, GROUP=4, GROUP_PAD=16, BLOCK_SIZE=block_size, BLOCK_T=config["block_t"],
-        BIAS=False, QK_NORM=False, WINDOW=False, PDL=True, STAGES=config["stages"],
+        SHARED=False, BIAS=False, QK_NORM=False, WINDOW=False, PDL=True, STAGES=config["stages"],
         num_warps=config["warps"], launch_pdl=True,
     )  # fmt: skip
+
+
+def _decode_body(i: int, *, setup: Any, state: Any, **how: Any) -> None:
+    decode_call(setup, state, i, **how)
 
 
 def decode_state(rows: int, context: int, splits: int) -> dict[str, Any]:
@@ -476,8 +500,8 @@ def decode_state(rows: int, context: int, splits: int) -> dict[str, Any]:
         "lens": torch.full((rows,), context, device="cuda", dtype=torch.int32),
         "cos": angles.cos(),
         "sin": angles.sin(),
-        "part": torch.empty(rows * 8 * splits * 16 * 128, device="cuda", dtype=torch.float32),
-        "ml": torch.empty(rows * 8 * splits * 32, device="cuda", dtype=torch.float32),
+        "part": torch.empty(2 * rows * 8 * splits * 16 * 128, device="cuda", dtype=torch.float32),
+        "ml": torch.empty(2 * rows * 8 * splits * 32, device="cuda", dtype=torch.float32),
         "chunk": torch.full((1,), 64, device="cuda", dtype=torch.int32),
         "count": torch.zeros(rows * 8, device="cuda", dtype=torch.int32),
     }
@@ -602,10 +626,13 @@ def bench_decode(*, deadline_s: float, shared_only: bool = False) -> dict[str, A
                     decode_call(setup, state, 0, layout=layout, block_size=block_size, config=config)
                     error = decode_error(setup, state, layout=layout, block_size=block_size, context=context)
                     us = graph_time_us(
-                        lambda i, state=state, config=config, setup=setup, layout=layout, block_size=block_size: (
-                            decode_call(  # type: ignore[misc]
-                                setup, state, i, layout=layout, block_size=block_size, config=config
-                            )
+                        partial(
+                            _decode_body,
+                            setup=setup,
+                            state=state,
+                            layout=layout,
+                            block_size=block_size,
+                            config=config,
                         ),
                         n_inner=8,
                         n_replays=5,
@@ -655,13 +682,18 @@ def bench_decode(*, deadline_s: float, shared_only: bool = False) -> dict[str, A
                 print(f"flashinfer decode: {type(exc).__name__} {str(exc)[:300]}", flush=True)
             if best is not None:
                 print(
-                    f"decode {rows:3d} x {context:5d} shared {shared:4d} {layout} {block_size:2d}: own {best[0]:7.1f} {best[1]} err {best[2]:.1e} "
+                    f"decode {rows:3d} x {context:5d} shared {shared:4d} {layout} {block_size:2d}: "
+                    f"own {best[0]:7.1f} {best[1]} err {best[2]:.1e} "
                     f"| flashinfer {fi_us:7.1f} | floor {floor_us:6.1f}",
                     flush=True,
                 )
             del setup
             torch.cuda.empty_cache()
     return {"results": results}
+
+
+def _prefill_body(i: int, *, wrapper: Any, q: Any, cache: Any, out: Any) -> None:
+    wrapper.run(q, cache, out=out)
 
 
 def bench_prefill(*, deadline_s: float) -> dict[str, Any]:
@@ -705,10 +737,7 @@ def bench_prefill(*, deadline_s: float) -> dict[str, Any]:
             plan_us = (time.perf_counter() - t0) * 1e5
             q = torch.randn(n_q, 32, 128, device="cuda", dtype=torch.bfloat16)
             out = torch.full_like(q, float("nan"))
-            us = graph_time_us(
-                lambda i, wrapper=wrapper, q=q, cache=cache, out=out: wrapper.run(q, cache, out=out),
-                n_inner=4,
-            )  # type: ignore[misc]
+            us = graph_time_us(partial(_prefill_body, wrapper=wrapper, q=q, cache=cache, out=out), n_inner=4)
             k = cache[0][table.long()]
             v = cache[1][table.long()]
             if layout == "HND":
@@ -736,7 +765,8 @@ def bench_prefill(*, deadline_s: float) -> dict[str, Any]:
         }
         results.append(row)
         print(
-            f"prefill {backend} {layout} {block_size:2d} {n_q:5d}/{n_kv_tokens:5d}: {us:8.1f} µs plan {plan_us:6.0f} µs err {error:.1e}",
+            f"prefill {backend} {layout} {block_size:2d} {n_q:5d}/{n_kv_tokens:5d}: "
+            f"{us:8.1f} µs plan {plan_us:6.0f} µs err {error:.1e}",
             flush=True,
         )
     return {"results": results}
@@ -758,7 +788,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = parts[args.part](deadline_s=args.deadline_s)
     result["device"] = torch.cuda.get_device_name()
     result["torch"] = torch.__version__
-    result["command"] = " ".join(sys.argv)
+    result["command"] = " ".join(["python -m bench.kernels", *(argv if argv is not None else sys.argv[1:])])
     if args.out is not None:
         args.out.write_text(json.dumps(result, indent=1))
     return 0

@@ -2,9 +2,9 @@
 
     python -m bench.step --out bench/results/step-h200.json
 
-Weights are random, of the Llama-3.1-8B shape (or of `--model`'s config). Each decode case replays steps as the engine
-does: the next one is launched while one runs, results are collected behind it. The floor is the bytes that a step
-must read (weights and KV) over the measured copy bandwidth.
+Weights are random, of the Llama-3.1-8B shape (or of `--model`'s config). Each decode case replays steps as
+the engine does: the next one is launched while one runs, results are collected behind it. The floor is the
+bytes that a step must read (weights and KV) over the measured copy bandwidth.
 """
 
 from __future__ import annotations
@@ -207,6 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile", action="store_true", help="kernels of one step at 1, 64 and 256 rows")
     args = parser.parse_args(argv)
     import torch
+    import triton
 
     from worker.gpu.warmup import make_batch
     from worker.models.config import spec_from_config
@@ -256,7 +257,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: list[dict[str, Any]] = []
     n_blocks = core.cache.n_blocks
     print(
-        f"copy bandwidth {bandwidth:.2f} TB/s\n| rows × context | step ms | floor ms | idle ms | wall ms | host launch ms |\n|---|---|---|---|---|---|",
+        f"copy bandwidth {bandwidth:.2f} TB/s\n"
+        "| rows × context | step ms | floor ms | idle ms | wall ms | host launch ms | first … last |\n"
+        "|---|---|---|---|---|---|---|",
         flush=True,
     )
     for rows, context in cases:
@@ -266,7 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.append({"rows": rows, "context": context, "floor_ms": floor, **timing})
         print(
             f"| {rows} × {context} | {timing['step_ms']:.2f} | {floor:.2f} | {timing['idle_ms']:.3f} | "
-            f"{timing['wall_ms']:.2f} | {timing['launch_ms']:.2f} | {timing['first_step_ms']:.2f} … {timing['last_step_ms']:.2f} |",
+            f"{timing['wall_ms']:.2f} | {timing['launch_ms']:.2f} | "
+            f"{timing['first_step_ms']:.2f} … {timing['last_step_ms']:.2f} |",
             flush=True,
         )
     if args.shared:
@@ -314,8 +318,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "device": torch.cuda.get_device_name(),
                     "torch": torch.__version__,
                     "cuda": torch.version.cuda,
-                    "command": " ".join(sys.argv),
+                    "command": " ".join(
+                        ["python -m bench.step", *(argv if argv is not None else sys.argv[1:])]
+                    ),
                     "block_size": args.block_size,
+                    "triton": triton.__version__,
                     "copy_tb_s": bandwidth,
                     "results": results,
                     "profiles": profiles,

@@ -1,5 +1,5 @@
-"""Drives a GPU runner with steps in flight, as the engine does: a step is composed before the last one's tokens
-are known."""
+"""Drives a GPU runner with steps in flight, as the engine does: a step is composed before the last one's
+tokens are known."""
 
 from __future__ import annotations
 

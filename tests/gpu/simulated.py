@@ -1,5 +1,6 @@
-"""The GPU core on a machine without a GPU: Triton's interpreter runs the kernels, streams and events are stand-ins
-that run everything at once, and FlashInfer's prefill is replaced by plain attention over the same pages.
+"""The GPU core on a machine without a GPU: Triton's interpreter runs the kernels, streams and events are
+stand-ins that run everything at once, and FlashInfer's prefill is replaced by plain attention over the same
+pages.
 
 Import it before anything imports triton.
 """

@@ -1,9 +1,11 @@
-"""On an NVIDIA GPU: texts equal a float64 reference, whatever the batch, graphs, block size or order of steps.
+"""On an NVIDIA GPU: texts equal a float64 reference, whatever the batch, graphs, block size or order of
+steps.
 
     python -m pytest tests/gpu -m gpu
 
-A token may differ only where the reference's two (noised) values are closer than a bound that follows from the
-measured error of the logits; the comparison goes on from our text, and the share of such places stays below 5 % (the random model has many near ties).
+A token may differ only where the reference's two (noised) values are closer than a bound that follows from
+the measured error of the logits; the comparison goes on from our text, and the share of such places stays
+below 5 % (the random model has many near ties).
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def make_runner(weights: DecoderWeights, *, block_size: int = 16, graphs: bool =
     capacity = RunnerCapacity(
         model_id="tiny", model_hash="tiny", model_path="", block_size=block_size, n_blocks=n_blocks,
         max_rows=max_rows, max_step_tokens=shape.max_step_tokens, max_context=shape.max_context,
-        vocab_size=spec.vocab_size, eos_token_ids=(2,), attention="flashinfer", device="cuda", dtype="bfloat16",
+        vocab_size=spec.vocab_size, eos_token_ids=(2,), attention="flashinfer", device="cuda",
+        dtype="bfloat16",
         kv_cache_dtype="bfloat16", max_batch_total_tokens=n_blocks * block_size, memory_arithmetic="",
     )  # fmt: skip
     return GpuRunner(core, capacity, use_graphs=graphs)
@@ -184,7 +187,8 @@ def test_alone_and_in_company(weights: DecoderWeights) -> None:
 
 
 def test_shared_prefix(weights: DecoderWeights) -> None:
-    """Rows that share 320 tokens attend to them together; another run shares nothing; both stay within the bound."""
+    """Rows that share 320 tokens attend to them together; another run shares nothing; both stay within the
+    bound."""
     runner = make_runner(weights)
     worst, _ = logit_error(weights, runner)
     rng = np.random.default_rng(9)
@@ -200,9 +204,17 @@ def test_shared_prefix(weights: DecoderWeights) -> None:
             request.blocks, request.n_cached = first.blocks[:20], 320
     shared = RunAhead(runner, chunk=64)
     shared._free = [block for block in shared._free if block not in first.blocks]
+    n_groups = []
+    find = runner.core._sharing.find
+
+    def watched(**kwargs):  # type: ignore[no-untyped-def]
+        found = find(**kwargs)
+        n_groups.append(len(found.members))
+        return found
+
+    runner.core._sharing.find = watched
     shared.run(rows)
-    assert runner.core._sharing._sharing is not None
-    assert len(runner.core._sharing._sharing.members) >= 7
+    assert max(n_groups) >= 7
     n_differ, n_all = differences(weights, rows, bound=4 * worst)
     print(f"shared prefix: {n_differ} of {n_all} places differ")
     assert n_differ < 0.05 * n_all

@@ -12,12 +12,11 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton's interpreter runs the kernels, but triton is not installed", allow_module_level=True)
 
-from tests.gpu import simulated
-from tests.gpu.simulated import rng_prompts, simulated_cuda  # noqa: F401 (a fixture)
-
 import torch
 
 from proto.worker_pb2 import Sampling
+from tests.gpu import simulated
+from tests.gpu.simulated import rng_prompts, simulated_cuda  # noqa: F401 (a fixture)
 from tests.worker.model.driver import Driver, Request
 from tests.worker.model.tiny import VOCAB, make_model, open_checkpoint
 from tests.worker.model.tiny import make_runner as make_cpu_runner
@@ -47,7 +46,7 @@ def requests(n_new: int, samplings: tuple[Sampling, ...]) -> list[Request]:
 @pytest.mark.parametrize(("block_size", "graphs"), [(1, False), (16, True)])
 def test_equals_cpu_runner(
     family: str, block_size: int, graphs: bool, tmp_path: Path, simulated_cuda: None
-) -> None:  # noqa: F811
+) -> None:
     sizes = {**SIZES, "num_attention_heads": 4}
     make_model(family, tmp_path, **sizes)
     checkpoint = open_checkpoint(tmp_path)
@@ -60,7 +59,7 @@ def test_equals_cpu_runner(
 
 
 @pytest.mark.slow
-def test_general_sampling_and_logprobs(tmp_path: Path, simulated_cuda: None) -> None:  # noqa: F811
+def test_general_sampling_and_logprobs(tmp_path: Path, simulated_cuda: None) -> None:
     make_model("llama", tmp_path, **{**SIZES, "num_attention_heads": 4})
     checkpoint = open_checkpoint(tmp_path)
     spec = spec_from_config(checkpoint.config)
@@ -96,10 +95,11 @@ def test_general_sampling_and_logprobs(tmp_path: Path, simulated_cuda: None) -> 
 def test_shared_prefix(
     graphs: bool,
     tmp_path: Path,
-    simulated_cuda: None,  # noqa: F811
+    simulated_cuda: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows that share their first blocks attend to them together; texts equal those of rows that share nothing."""
+    """Rows that share their first blocks attend to them together; texts equal those of rows that share
+    nothing."""
     monkeypatch.setattr(sharing, "MIN_TOKENS", 8)
     make_model("llama", tmp_path, **{**SIZES, "num_attention_heads": 8})
     checkpoint = open_checkpoint(tmp_path)

@@ -1,8 +1,9 @@
 """Prefill attention by FlashInfer: planned once per step, run once per layer.
 
 A plan lives in page-locked memory until the device has copied it, so there is one wrapper, with its own
-buffers, for every step that may be in flight and one more; they are used in turn, and one is planned again only
-after the event of the step that used it. Decode rows don't come here: see `worker/gpu/kernels/decode.py`.
+buffers, for every step that may be in flight and one more; they are used in turn, and one is planned again
+only after the event of the step that used it. Decode rows don't come here: see
+`worker/gpu/kernels/decode.py`.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ _MIN_CHUNK = 64
 
 
 def decode_tiles(rows: int) -> DecodeTiles:
-    """Two warps a program and one program a row and KV head are best where those fill the device; fewer rows want
-    more bytes in flight per program."""
+    """Two warps a program and one program a row and KV head are best where those fill the device; fewer
+    rows want more bytes in flight per program."""
     return DecodeTiles(128, 4, 2) if rows == 1 or 8 < rows < 32 else DecodeTiles(64, 2, 3)
 
 
@@ -139,8 +139,9 @@ def most_decode_programs(*, max_rows: int, n_kv_heads: int, n_sms: int) -> int:
 
 
 def decode_chunk(*, n_positions: int, n_kv_heads: int, n_sms: int) -> int:
-    """Positions that one split should hold, so that all programs run at once; a quarter more than an even share, so
-    that rows of nearly equal length stay whole. n_positions: of all rows together, what they share once."""
+    """Positions that one split should hold, so that all programs run at once; a quarter more than an even
+    share, so that rows of nearly equal length stay whole. n_positions: of all rows together, what they
+    share once."""
     share = n_positions * n_kv_heads / (PROGRAMS_PER_SM * n_sms)
     return max(_MIN_CHUNK, int(share * 1.25))
 

@@ -147,8 +147,8 @@ class GpuCore:
     # ---- setup ----
 
     def capture_graphs(self, token_sizes: tuple[int, ...] = ()) -> None:
-        """Of every decode size in the shape, and of mixed steps of these token counts. The staged head describes no
-        live row then: all is padding."""
+        """Of every decode size in the shape, and of mixed steps of these token counts. The staged head
+        describes no live row then: all is padding."""
         self.token_sizes = token_sizes
         self.staged.zero_()
         for name in ("sample_rows", "members"):
@@ -186,8 +186,8 @@ class GpuCore:
         allow_graph: bool = True,
         after_forward: Callable[[StepPlan], None] | None = None,
     ) -> Launched:
-        """Start the step; at least one row computes. Called within the compute stream's context. after_forward
-        may launch more work on the pass's hidden states."""
+        """Start the step; at least one row computes. Called within the compute stream's context.
+        after_forward may launch more work on the pass's hidden states."""
         size = None
         decode_only = batch.n_decode == len(batch.rows)
         if decode_only and allow_graph and self.graphs is not None:
@@ -249,8 +249,8 @@ class GpuCore:
         return launched
 
     def copy_out(self, launched: Launched, *, extra: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
-        """Bring the step's tokens to the host, beside whatever computes next; `extra` too, and return where it
-        will lie. All is there once `launched.copied` has passed."""
+        """Bring the step's tokens to the host, beside whatever computes next; `extra` too, and return where
+        it will lie. All is there once `launched.copied` has passed."""
         n_sampled = len(launched.batch_rows)
         with torch.cuda.stream(self.copy_stream):
             self.copy_stream.wait_event(launched.ended)

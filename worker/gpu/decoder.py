@@ -1,8 +1,8 @@
 """A decoder of the Llama line on the GPU: one forward pass of decode rows and prompt chunks together.
 
-It owns no memory but the rotary tables: activations lie in `Buffers`, keys and values in `PagedCache`. Everything
-is launched on the current stream; nothing waits for the device, so a pass over decode rows alone can be captured
-as a CUDA graph.
+It owns no memory but the rotary tables: activations lie in `Buffers`, keys and values in `PagedCache`.
+Everything is launched on the current stream; nothing waits for the device, so a pass over decode rows alone
+can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class GpuDecoder:
     def forward(
         self, *, n_tokens: int, n_decode: int, head: HeadTensors, prefill: FlashInferPrefill | None = None
     ) -> None:
-        """From `buffers.ids` to `buffers.hidden`. The first `n_decode` tokens are decode rows (padding included),
-        the rest chunks, whose attention `prefill` has planned."""
+        """From `buffers.ids` to `buffers.hidden`. The first `n_decode` tokens are decode rows (padding
+        included), the rest chunks, whose attention `prefill` has planned."""
         self.embed(n_tokens)
         for index in range(self.spec.n_layers):
             self.before_attention(index, n_tokens=n_tokens, first_chunk=n_decode)
@@ -85,8 +85,8 @@ class GpuDecoder:
             self.after_attention(index, n_tokens=n_tokens)
 
     def before_attention(self, index: int, *, n_tokens: int, first_chunk: int) -> None:
-        """Norm and qkv of all tokens; rope and append of those from `first_chunk` on (decode attention does its
-        own). Appends come before any attention: rows of one step may share what they write."""
+        """Norm and qkv of all tokens; rope and append of those from `first_chunk` on (decode attention does
+        its own). Appends come before any attention: rows of one step may share what they write."""
         b, layer = self.buffers, self.weights.layers[index]
         self._normed_product(Role.QKV, b.hidden[:n_tokens], layer.input_norm, layer.qkv, b.qkv[:n_tokens])
         if n_tokens > first_chunk:
@@ -120,8 +120,8 @@ class GpuDecoder:
         self._mlp(layer, n_tokens=n_tokens)
 
     def logits(self, *, n_rows: int, index: torch.Tensor | None) -> None:
-        """From `buffers.hidden` to `buffers.logits[:n_rows]`. index: int32, the token of each row; None: row i is
-        token i."""
+        """From `buffers.hidden` to `buffers.logits[:n_rows]`. index: int32, the token of each row; None:
+        row i is token i."""
         b = self.buffers
         head = self.weights.lm_head
         out = b.logits[:n_rows]
@@ -134,7 +134,8 @@ class GpuDecoder:
             self._product(x, head, out, choice=choice, normed=True)
 
     def prompt_logits(self, *, start: int, end: int) -> torch.Tensor:
-        """float32 [end - start, vocab] of these tokens of the pass. Allocates; may overwrite `buffers.normed`."""
+        """float32 [end - start, vocab] of these tokens of the pass. Allocates; may overwrite
+        `buffers.normed`."""
         b = self.buffers
         n = end - start
         self._norm(b.hidden[start:end], self.weights.final_norm, b.normed, n_rows=n)
@@ -251,8 +252,8 @@ class GpuDecoder:
 
         b = self.buffers
         hidden = self.spec.hidden_size
-        # The first kernel of a pass starts only when all before it has ended; what it lets start early may then
-        # read the step's inputs without waiting.
+        # The first kernel of a pass starts only when all before it has ended; what it lets start early may
+        # then read the step's inputs without waiting.
         embed_kernel[(n_tokens, -(-hidden // 1024))](
             b.ids, self.weights.embed, b.hidden, hidden, self.weights.embed.shape[0], BLOCK=1024, PDL=False
         )

@@ -1,4 +1,5 @@
-"""Is there a GPU that can serve this model? Each answer says what was found, what is needed, and what helps."""
+"""Is there a GPU that can serve this model? Each answer says what was found, what is needed, and what
+helps."""
 
 from __future__ import annotations
 
@@ -59,6 +60,6 @@ def check_model(spec: ModelSpec) -> None:
         raise StartError(f"the model's head size is {spec.head_dim}, but FlashInfer has {sizes}; {_HELP}")
     if spec.rope.rotary_dim != spec.head_dim:
         raise StartError(
-            f"the model rotates {spec.rope.rotary_dim} of {spec.head_dim} dimensions of a head, but the GPU's decode "
-            f"kernel rotates all of them; {_HELP}"
+            f"the model rotates {spec.rope.rotary_dim} of {spec.head_dim} dimensions of a head, but the "
+            f"GPU's decode kernel rotates all of them; {_HELP}"
         )

@@ -1,17 +1,19 @@
 """CUDA graphs. A decode step has, per size, one of the forward pass and one of the lean sampler.
 
-Both are replayed one after the other; a step whose rows need more than the lean sampler replays the first only.
-Graphs read the step from the staging head at fixed addresses, so replaying is all that a step does.
+Both are replayed one after the other; a step whose rows need more than the lean sampler replays the first
+only. Graphs read the step from the staging head at fixed addresses, so replaying is all that a step does.
 
-A mixed step is captured in pieces: per number of tokens everything between one layer's attention and the next, and
-per number of decode rows each layer's decode attention. Prefill attention, whose launch depends on the step's plan, is
-launched between them.
+A mixed step is captured in pieces: per number of tokens everything between one layer's attention and the
+next, and per number of decode rows each layer's decode attention. Prefill attention, whose launch depends
+on the step's plan, is launched between them.
 """
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -55,7 +57,7 @@ def capture(
     graphs: dict[int, DecodeGraph] = {}
     piece_graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
     attends: dict[int, list[torch.cuda.CUDAGraph]] = {}
-    with torch.inference_mode(), torch.cuda.stream(stream):
+    with _no_garbage_collection(), torch.inference_mode(), torch.cuda.stream(stream):
         for n_tokens in sorted(token_sizes, reverse=True):
             bodies = pieces(n_tokens)
             # All layers are alike: the first two pieces and the last load every kernel.
@@ -76,6 +78,17 @@ def capture(
                 ]
     stream.synchronize()
     return GraphSet(graphs, piece_graphs, attends, time.perf_counter() - started)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Freeing a tensor, an event or a graph of old while a capture runs would invalidate it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _capture_one(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

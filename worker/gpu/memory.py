@@ -1,4 +1,5 @@
-"""The KV cache's share of the device's memory: the arithmetic of the warm-up, and the line that is printed."""
+"""The KV cache's share of the device's memory: the arithmetic of the warm-up, and the line that is
+printed."""
 
 from __future__ import annotations
 
@@ -42,9 +43,10 @@ def gpu_kv_budget(
     per_block = bytes_per_token * config.block_size
     fits = usable // per_block - 1
     line = (
-        f"({m.free // _MIB} MiB free after {m.weights // _MIB} MiB weights and {m.workspace // _MIB} MiB workspace of "
-        f"{m.total // _MIB} MiB - {m.transient // _MIB} MiB largest step - {m.graphs // _MIB} MiB graphs) * "
-        f"{config.wiggle_room} wiggle_room = {usable // _MIB} MiB"
+        f"({m.free // _MIB} MiB free after {m.weights // _MIB} MiB weights and "
+        f"{m.workspace // _MIB} MiB workspace of {m.total // _MIB} MiB - {m.transient // _MIB} MiB "
+        f"largest step - {m.graphs // _MIB} MiB graphs) * {config.wiggle_room} wiggle_room = "
+        f"{usable // _MIB} MiB"
     )
     if fits < 1:
         raise StartError(
@@ -67,5 +69,6 @@ def gpu_kv_budget(
         n_blocks = most
         line += f", capped at {config.max_batch_size} rows of {max_context} tokens"
     n_tokens = n_blocks * config.block_size
-    line += f" / {bytes_per_token} bytes per token = {n_tokens} tokens in {n_blocks} blocks of {config.block_size}"
+    line += f" / {bytes_per_token} bytes per token = {n_tokens} tokens "
+    line += f"in {n_blocks} blocks of {config.block_size}"
     return GpuKvBudget(n_blocks + 1, n_tokens, line)

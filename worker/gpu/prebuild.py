@@ -2,14 +2,15 @@
 
     python -m worker.gpu.prebuild --arch 9.0a --head-dim 64,128
 
-The libraries are installed where FlashInfer looks for ready-made ones, inside its own package, and are then loaded
-without a compiler. `--archive` also writes them into a tar file, and `--from` installs such a file instead of
-compiling. No GPU is needed, only nvcc and a stub of libcuda.
+The libraries are installed where FlashInfer looks for ready-made ones, inside its own package, and are then
+loaded without a compiler. `--archive` also writes them into a tar file, and `--from` installs such a file
+instead of compiling. No GPU is needed, only nvcc and a stub of libcuda.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import sys
@@ -38,31 +39,26 @@ def specs(
         "fp8_e4m3": torch.float8_e4m3fn,
         "fp8_e5m2": torch.float8_e5m2,
     }
-    found = []
-    for backend in backends_for(arch):
-        for head_dim in head_dims:
-            for dtype in dtypes:
-                for kv_dtype in kv_dtypes:
-                    kv = names[dtype] if kv_dtype == "auto" else names[kv_dtype]
-                    if backend == "fa3" and kv_dtype != "auto":
-                        continue
-                    for window in (False, True) if windows else (False,):
-                        found.append(
-                            gen_batch_prefill_module(
-                                backend,
-                                names[dtype],
-                                kv,
-                                names[dtype],
-                                torch.int32,
-                                head_dim,
-                                head_dim,
-                                0,
-                                window,
-                                False,
-                                False,
-                            )
-                        )
-    return found
+    combinations = itertools.product(
+        backends_for(arch), head_dims, dtypes, kv_dtypes, (False, True) if windows else (False,)
+    )
+    return [
+        gen_batch_prefill_module(
+            backend,
+            names[dtype],
+            names[dtype] if kv_dtype == "auto" else names[kv_dtype],
+            names[dtype],
+            torch.int32,
+            head_dim,
+            head_dim,
+            0,
+            window,
+            False,
+            False,
+        )
+        for backend, head_dim, dtype, kv_dtype, window in combinations
+        if backend == "fa2" or kv_dtype == "auto"
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

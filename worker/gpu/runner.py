@@ -1,7 +1,7 @@
 """The runner for one NVIDIA GPU: implements `worker.runner.Runner` over `GpuCore`.
 
-`launch` returns while the device works; what it sampled feeds the next launched step on the device, so the engine
-keeps a step queued behind the running one and the device never waits for the host.
+`launch` returns while the device works; what it sampled feeds the next launched step on the device, so the
+engine keeps a step queued behind the running one and the device never waits for the host.
 """
 
 from __future__ import annotations

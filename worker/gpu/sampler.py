@@ -1,7 +1,8 @@
 """Sampling on the device: lean rows in two launches, all else through the general sampler.
 
-Lean is greedy or plain temperature; top-k, top-p and min-p add one launch that finds the lowest allowed logit.
-Penalties, bias, min_tokens, typical-p and logprobs go through `worker/sampling.py`, whose rows this one also keeps.
+Lean is greedy or plain temperature; top-k, top-p and min-p add one launch that finds the lowest allowed
+logit. Penalties, bias, min_tokens, typical-p and logprobs go through `worker/sampling.py`, whose rows this
+one also keeps.
 """
 
 from __future__ import annotations

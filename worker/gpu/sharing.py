@@ -1,7 +1,8 @@
 """Which decode rows attend to a shared prefix together. Pure numpy.
 
-Rows whose block tables begin alike are put into groups of at most `group_rows` (as many as fill one tensor core tile);
-a group reads what all its rows share once. The answer changes only with the set of rows, so it is remembered.
+Rows whose block tables begin alike are put into groups of at most `group_rows` (as many as fill one tensor
+core tile); a group reads what all its rows share once. The answer changes only with the set of rows, so it
+is remembered.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ MIN_TOKENS = 256
 @dataclass(slots=True)
 class Sharing:
     prefix: I32
-    """[n] leading positions that a row's group attends to for it; a multiple of the block size, 0 without a group"""
+    """[n] leading positions that a row's group attends to for it; a multiple of the block size, 0 without a
+    group"""
     members: I32
     """[n groups, group_rows] places of the rows in the step; -1 for none"""
 
@@ -31,8 +33,8 @@ class Sharing:
 
 
 def find_sharing(tables: I32, kv_lens: I32, *, block_size: int, group_rows: int, max_groups: int) -> Sharing:
-    """tables: [n, width] of the decode rows, in their order. When there are more groups than `max_groups`, those that
-    save most are kept."""
+    """tables: [n, width] of the decode rows, in their order. When there are more groups than `max_groups`,
+    those that save most are kept."""
     n = len(tables)
     prefix = np.zeros(n, dtype=np.int32)
     none = Sharing(prefix, np.zeros((0, max(group_rows, 1)), dtype=np.int32))

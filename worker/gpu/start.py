@@ -52,8 +52,8 @@ class _Parts:
 
 
 def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
-    """Load, measure, size the KV cache, capture graphs. Raises StartError or CheckpointError with a message for
-    the user."""
+    """Load, measure, size the KV cache, capture graphs. Raises StartError or CheckpointError with a message
+    for the user."""
     log = structlog.get_logger("worker.gpu")
     gpu = find_gpu()
     spec = spec_from_config(checkpoint.config)
@@ -109,8 +109,9 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
             )
     except torch.OutOfMemoryError as error:
         raise StartError(
-            f"the model does not fit into the {gpu.memory_bytes >> 20} MiB of {gpu.name}: {str(error).splitlines()[0]} "
-            "Lower --max-batch-prefill-tokens or --max-batch-size, or use a smaller model"
+            f"the model does not fit into the {gpu.memory_bytes >> 20} MiB of {gpu.name}: "
+            f"{str(error).splitlines()[0]} Lower --max-batch-prefill-tokens or --max-batch-size, "
+            "or use a smaller model"
         ) from error
     log.info("ready to compute", gpu=gpu.name, seconds=round(time.perf_counter() - started, 2))
     capacity = RunnerCapacity(
@@ -142,14 +143,14 @@ def _dtypes(config: WorkerConfig) -> tuple[torch.dtype, torch.dtype]:
     dtype = DTYPES.get(config.dtype)
     if dtype is None:
         raise StartError(
-            f"--dtype is {config.dtype}, but FlashInfer computes in bfloat16 or float16; --attention torch serves "
-            f"{config.dtype}"
+            f"--dtype is {config.dtype}, but FlashInfer computes in bfloat16 or float16; "
+            f"--attention torch serves {config.dtype}"
         )
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES.get(config.kv_cache_dtype)
     if kv_dtype is None or (kv_dtype.itemsize > 1 and kv_dtype != dtype):
         raise StartError(
-            f"--kv-cache-dtype is {config.kv_cache_dtype}, but with --dtype {config.dtype} it must be auto, fp8_e4m3 "
-            "or fp8_e5m2"
+            f"--kv-cache-dtype is {config.kv_cache_dtype}, but with --dtype {config.dtype} it must be auto, "
+            "fp8_e4m3 or fp8_e5m2"
         )
     return dtype, kv_dtype
 
@@ -187,8 +188,8 @@ def _measure(parts: _Parts, config: WorkerConfig, *, weight_bytes: int) -> Measu
     largest_step(core, max_prefill_tokens=config.max_batch_prefill_tokens)
     torch.cuda.synchronize(device)
     after = torch.cuda.mem_get_info(device)[0]
-    # What the driver gave away since, the test cache excepted: kernels' code, libraries' workspaces, the core's own
-    # tables and the allocator's peak.
+    # What the driver gave away since, the test cache excepted: kernels' code, libraries' workspaces, the
+    # core's own tables and the allocator's peak.
     transient = max(0, free - after - cache_bytes)
     del core
     gc.collect()

@@ -1,8 +1,8 @@
 """Which token counts of mixed steps are worth capturing: those whose products are quick for their size.
 
-A matrix product is computed in tiles, tiles in waves, so its time is a staircase of the rows, with steps that differ
-from library to library. The sizes are therefore measured, once, at start (under a second on an H200): a size is
-kept when no larger one is as quick.
+A matrix product is computed in tiles, tiles in waves, so its time is a staircase of the rows, with steps
+that differ from library to library. The sizes are therefore measured, once, at start (about a second on an
+H200): a size is kept when no larger one is as quick.
 """
 
 from __future__ import annotations
@@ -16,22 +16,18 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 4352
 """Larger steps keep the device busy longer than they take to launch, so they need no graphs."""
-_MIN_GAIN = 0.01
+_MIN_GAIN = 0.015
 _REPEATS = 3
 
 
 def candidates(max_tokens: int) -> tuple[int, ...]:
-    """Multiples of 16 to 512, of 32 to 2,048 and of 64 beyond, up to what holds `max_tokens`."""
-    steps = [*range(16, 512, 16), *range(512, 2048, 32), *range(2048, MAX_TOKENS + 1, 64)]
-    sizes = [size for size in steps if size < max_tokens]
-    if len(sizes) < len(steps):
-        sizes.append(-(-max_tokens // 64) * 64)
-    return tuple(sizes)
+    """Multiples of 16, up to what holds `max_tokens`: tiles of 176 or 208 rows are among the quick ones."""
+    most = min(-(-max_tokens // 16) * 16, MAX_TOKENS)
+    return tuple(range(16, most + 1, 16))
 
 
 def worth_capturing(sizes: Sequence[int], times: Sequence[float]) -> tuple[int, ...]:
-    """Ascending sizes and the time of each: those that beat every larger one by at least a hundredth, and the
-    largest."""
+    """Ascending sizes and the time of each: those that beat every larger one clearly, and the largest."""
     kept: list[int] = []
     best = float("inf")
     for size, time in sorted(zip(sizes, times, strict=True), reverse=True):

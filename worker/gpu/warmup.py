@@ -18,8 +18,8 @@ def blocks_for_largest_step(shape: CoreShape, *, max_prefill_tokens: int) -> int
 def make_batch(
     shape: CoreShape, *, n_decode: int, decode_len: int, chunk_lens: list[int], n_blocks: int, seq: int = 1
 ) -> StepBatch:
-    """Decode rows of `decode_len` tokens and whole prompts of `chunk_lens`. Blocks are given out in order from 1
-    and, when they run out, again from 1 (contents don't matter here)."""
+    """Decode rows of `decode_len` tokens and whole prompts of `chunk_lens`. Blocks are given out in order
+    from 1 and, when they run out, again from 1 (contents don't matter here)."""
     n = n_decode + len(chunk_lens)
     kv_lens = np.array([decode_len] * n_decode + chunk_lens, dtype=np.int32)
     q_lens = np.array([1] * n_decode + chunk_lens, dtype=np.int32)

@@ -1,9 +1,9 @@
 """Decode attention over the paged cache: rope, append, attention and the merge of splits in one launch.
 
-Nothing is planned on the host but the rows that share a prefix: lengths and block tables are read on the device, so a
-captured graph serves any lengths. The softmax is the online form of Milakov and Gimelshein (2018); splits are merged as
-in FlashDecoding. Rows that share their first blocks attend to them together, as many as fill one tensor core tile: the
-shared keys are then read once for all of them.
+Nothing is planned on the host but the rows that share a prefix: lengths and block tables are read on the
+device, so a captured graph serves any lengths. The softmax is the online form of Milakov and Gimelshein
+(2018); splits are merged as in FlashDecoding. Rows that share their first blocks attend to them together,
+as many as fill one tensor core tile: the shared keys are then read once for all of them.
 """
 
 import triton
@@ -105,21 +105,22 @@ def decode_attention_kernel(
     PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program: one split of one KV head of one row, or of what several rows share. Grid: (N_KV, n_rows + groups,
-    n_splits): the splits that do work come before those that end at once, so that they spread evenly over the
-    multiprocessors.
+    """One program: one split of one KV head of one row, or of what several rows share. Grid: (N_KV, n_rows
+    + groups, n_splits): the splits that do work come before those that end at once, so that they spread
+    evenly over the multiprocessors.
 
-    qkv [rows, (N_HEADS + 2 N_KV) D] holds this step's token, not yet rotated. The program of a row's last split
-    writes the new k and v to the cache. `len` counts the new token; 0 marks a padding row: nothing is read or
-    written for it. D is the rotary width and a power of two. WINDOW: only the last `window` positions count. chunk:
-    int32 [1], the positions that one split should hold, chosen by the host so that all programs run at once; a row
-    has at most n_splits.
+    qkv [rows, (N_HEADS + 2 N_KV) D] holds this step's token, not yet rotated. The program of a row's last
+    split writes the new k and v to the cache. `len` counts the new token; 0 marks a padding row: nothing is
+    read or written for it. D is the rotary width and a power of two. WINDOW: only the last `window`
+    positions count. chunk: int32 [1], the positions that one split should hold, chosen by the host so that
+    all programs run at once; a row has at most n_splits.
 
-    SHARED: prefix [rows] counts the leading positions that a row's group attends to for it; member [groups, R], with
-    R = GROUP_PAD // GROUP, lists the groups' rows, -1 for none (the first tells whether there is a group).
+    SHARED: prefix [rows] counts the leading positions that a row's group attends to for it; member [groups,
+    R], with R = GROUP_PAD // GROUP, lists the groups' rows, -1 for none (the first tells whether there is a
+    group).
 
-    part: float32 [rows, N_KV, 2 n_splits, GROUP, D]; ml: float32 [rows, N_KV, 2 n_splits, 2, GROUP]; count: int32
-    [rows, N_KV], zero, left zero."""
+    part: float32 [rows, N_KV, 2 n_splits, GROUP, D]; ml: float32 [rows, N_KV, 2 n_splits, 2, GROUP]; count:
+    int32 [rows, N_KV], zero, left zero."""
     R: tl.constexpr = GROUP_PAD // GROUP
     HALF: tl.constexpr = D // 2
     kv = tl.program_id(0)

@@ -1,8 +1,8 @@
 """Programmatic dependent launch: a kernel starts while its predecessor still drains.
 
 A kernel launched with `launch_pdl` may run before the kernel in front of it has ended. It must call
-`wait_for_predecessor` before it reads anything that kernel wrote, and before it writes anything that kernel may
-still read; weights never change, so they may be fetched before. Every kernel of the chain waits, so the
+`wait_for_predecessor` before it reads anything that kernel wrote, and before it writes anything that kernel
+may still read; weights never change, so they may be fetched before. Every kernel of the chain waits, so the
 guarantee is transitive.
 """
 

@@ -67,9 +67,9 @@ def rope_append_kernel(
     QK_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one token. qkv [t, (N_HEADS + 2 N_KV) D]; q goes to q_out [t, N_HEADS, D], k and v to the cache
-    at (table[row][position // BLOCK_SIZE], position % BLOCK_SIZE). Pairs are (i, i + D / 2). A token whose row is
-    negative (padding, a decode row) writes nothing."""
+    """One program: one token. qkv [t, (N_HEADS + 2 N_KV) D]; q goes to q_out [t, N_HEADS, D], k and v to
+    the cache at (table[row][position // BLOCK_SIZE], position % BLOCK_SIZE). Pairs are (i, i + D / 2). A
+    token whose row is negative (padding, a decode row) writes nothing."""
     t = tl.program_id(0).to(tl.int64)
     let_successor_start(PDL)
     HALF: tl.constexpr = D // 2

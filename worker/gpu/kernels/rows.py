@@ -32,8 +32,8 @@ def gather_pages_kernel(rows_ptr, page_indptr_ptr, table_ptr, out_ptr, table_str
 def decode_inputs_kernel(
     rows_ptr, lens_ptr, last_ptr, ids_ptr, position_ptr, token_row_ptr, n, BLOCK: tl.constexpr
 ):
-    """For the decode rows of a step: ids[i] = last token of the row, position and row of the token; padding rows
-    (length 0) get token 0, position 0 and row -1."""
+    """For the decode rows of a step: ids[i] = last token of the row, position and row of the token; padding
+    rows (length 0) get token 0, position 0 and row -1."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
     length = tl.load(lens_ptr + i, mask=mask, other=0)
@@ -64,8 +64,8 @@ def mixed_inputs_kernel(
     n_total,
     BLOCK: tl.constexpr,
 ):
-    """The tokens of a mixed step: decode rows, then the chunks' tokens, then padding up to n_total. Rows are given for
-    chunk tokens alone, -1 elsewhere: decode attention rotates and appends its own."""
+    """The tokens of a mixed step: decode rows, then the chunks' tokens, then padding up to n_total. Rows
+    are given for chunk tokens alone, -1 elsewhere: decode attention rotates and appends its own."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n_total
     is_decode = i < n_decode

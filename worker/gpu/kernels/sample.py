@@ -43,9 +43,9 @@ def sample_partial_kernel(
     FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Best value and token of one tile of one row. Grid: (n_tiles, rows). logits: float32 [rows, vocab]. live:
-    row ids, negative for padding. temperature 0: greedy. floor: lowest allowed logit (FILTERED). NaN anywhere in a
-    tile makes its best value NaN."""
+    """Best value and token of one tile of one row. Grid: (n_tiles, rows). logits: float32 [rows, vocab].
+    live: row ids, negative for padding. temperature 0: greedy. floor: lowest allowed logit (FILTERED). NaN
+    anywhere in a tile makes its best value NaN."""
     tile = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
     let_successor_start(PDL)
@@ -85,9 +85,9 @@ def sample_final_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The row's token: into last[row], from where the next step takes it, and into ring[slot, i] for the host. -1
-    there, and token 0 for the next step, when the logits held NaN or no finite value. Equal values: the lowest
-    token id wins."""
+    """The row's token: into last[row], from where the next step takes it, and into ring[slot, i] for the
+    host. -1 there, and token 0 for the next step, when the logits held NaN or no finite value. Equal
+    values: the lowest token id wins."""
     b = tl.program_id(0)
     let_successor_start(PDL)
     row = tl.load(live_ptr + b)
@@ -123,9 +123,9 @@ def threshold_kernel(
 ):
     """The lowest logit that top-k, top-p (over what top-k leaves) and min-p allow. One program per row.
 
-    top-k bisects the value until exactly k logits lie at or above it, or values can't be told apart any more
-    (then ties with the k-th are all kept). top-p bisects for the largest value with enough mass at or above it.
-    top_k 0, top_p 1 and log_min_p -inf are off."""
+    top-k bisects the value until exactly k logits lie at or above it, or values can't be told apart any
+    more (then ties with the k-th are all kept). top-p bisects for the largest value with enough mass at or
+    above it. top_k 0, top_p 1 and log_min_p -inf are off."""
     b = tl.program_id(0).to(tl.int64)
     row = tl.load(live_ptr + b)
     if row < 0:

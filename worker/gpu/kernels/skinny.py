@@ -161,10 +161,10 @@ def dot_kernel(
     PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program: BLOCK_N outputs of up to BLOCK_M rows on the tensor cores, the weights as the left operand.
-    n % BLOCK_N == 0 and k % (BLOCK_K SPLIT_K) == 0. With SPLIT_K > 1 the last program of a tile to arrive adds
-    the parts in their order, so the sum does not depend on who came last. `part`: float32
-    [n tiles, SPLIT_K, 1 or 2, BLOCK_N, BLOCK_M]; `count`: int32 [n tiles], zero, left zero."""
+    """One program: BLOCK_N outputs of up to BLOCK_M rows on the tensor cores, the weights as the left
+    operand. n % BLOCK_N == 0 and k % (BLOCK_K SPLIT_K) == 0. With SPLIT_K > 1 the last program of a tile to
+    arrive adds the parts in their order, so the sum does not depend on who came last. `part`: float32 [n
+    tiles, SPLIT_K, 1 or 2, BLOCK_N, BLOCK_M]; `count`: int32 [n tiles], zero, left zero."""
     pid_n = tl.program_id(0)
     pid_k = tl.program_id(1)
     rn = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
