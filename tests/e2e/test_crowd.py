@@ -4,6 +4,7 @@ health checks meanwhile. All with a fake worker, over HTTP."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections import Counter
@@ -14,6 +15,8 @@ import httpx
 import pytest
 
 from tests.e2e.clients import (
+    Body,
+    Stream,
     assert_empty,
     choice_of,
     complete,
@@ -102,6 +105,55 @@ def _raw_request(body: str) -> bytes:
 
 def _n_open_files(server: Server) -> int:
     return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in server.pids())
+
+
+async def test_clients_that_read_slowly(server: Server) -> None:
+    """More than the kernel keeps for them: they hold up nobody, and find the whole answer when they read."""
+    n_choices, n_slow = 5, 3
+    one: Body = {**defaults(), "prompt": [5, 6, 7], "max_tokens": 1200, "seed": 3}
+    body = {**one, "n": n_choices, "temperature": 1, "logprobs": 20, "stream": True}
+    async with connected(server) as client:
+        expected = (await Stream().read(client, body)).tokens
+        sockets = [_with_small_buffer(server) for _ in range(n_slow)]
+        for slow in sockets:
+            slow.sendall(_raw_request(json.dumps(body)))
+        await until(lambda: _n_requests(client, n_slow * n_choices), "all of them run")
+        assert len(await complete(client, {**one, "max_tokens": 50})) == 50
+        await until(lambda: _n_requests(client, 0), "all answers are computed")
+        assert await metric(client, "quire_api_running_answers") > 0, "they are not yet sent"
+        for slow in sockets:
+            data = await asyncio.to_thread(_read_all, slow)
+            lines = [line for line in data.decode().splitlines() if line.startswith("data: ")]
+            assert lines.pop() == "data: [DONE]"
+            tokens: dict[int, list[int]] = {}
+            for line in lines:
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    tokens.setdefault(choice["index"], []).extend(choice.get("token_ids") or ())
+            assert tokens == expected
+        await assert_empty(client)
+
+
+def _with_small_buffer(server: Server) -> socket.socket:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.settimeout(60)
+    slow.connect(("127.0.0.1", server.port))
+    return slow
+
+
+def _read_all(slow: socket.socket) -> bytes:
+    """Until the answer is whole; chunk sizes stand in lines of their own."""
+    data = b""
+    with slow:
+        while not data.endswith(b"\r\n0\r\n\r\n"):
+            part = slow.recv(65536)
+            assert part, data[-200:]
+            data += part
+    return data
+
+
+async def _n_requests(client: httpx.AsyncClient, n: int) -> bool:
+    return bool((await state_of(client))["n_requests"] == n)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -33,6 +33,17 @@ def test_a_signal_ends_all_processes_with_exit_code_0(
 
 
 @slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_start_ends_it(start_server: StartServer, number: signal.Signals) -> None:
+    server = start_server(wait=False)
+    server.wait_log("starting scheduler")
+    pids = server.pids()
+    assert server.end(number) == 0
+    assert _gone(pids)
+    assert "Traceback" not in server.log_text()
+
+
+@slow
 def test_children_die_with_a_launcher_that_is_killed(start_server: StartServer) -> None:
     server = start_server(flags=FAKE)
     waits = [os.pidfd_open(pid) for pid in server.pids()]
