@@ -18,9 +18,10 @@ from deploy.flags import as_arguments, secrets_as_environment
 from deploy.gpu_claim import ClaimConfig, check_enough, wants_gpu
 from deploy.gpu_devices import present_gpus
 from deploy.gpu_list import allowed_gpus
+from deploy.log_lines import Format, json_line, text_line
 from deploy.ports import check_free, free_ports
 from deploy.run_dir import run_dir
-from deploy.supervisor import Supervisor
+from deploy.supervisor import Say, Supervisor
 from router.config import RouterConfig
 from settings.load import load
 from worker.config import WorkerConfig
@@ -54,13 +55,14 @@ def launch(plan: LaunchPlan, *, env: Mapping[str, str]) -> int:
     on_gpus = worker is not None and _on_gpus(worker, plan, env=env)
     if router.port == 0:
         router = replace(router, port=free_ports(1)[0])
+    say = _say_as(json_line if _log_format(router.log_format) == "json" else text_line)
     if worker is not None and worker.model:
-        _fetch(worker)
+        _fetch(worker, say=say)
     with run_dir() as folder:
         specs = child_specs(plan, router=router, worker=worker, folder=folder, on_gpus=on_gpus)
         secrets = secrets_as_environment(plan.settings, RouterConfig)
-        supervisor = Supervisor(specs, env={**env, **secrets}, say=_say)
-        return asyncio.run(_run(supervisor, router=router, plan=plan))
+        supervisor = Supervisor(specs, env={**env, **secrets}, say=say)
+        return asyncio.run(_run(supervisor, router=router, plan=plan, say=say))
 
 
 def child_specs(
@@ -138,22 +140,22 @@ def _worker_settings(plan: LaunchPlan) -> dict[str, str | None]:
     return {**plan.settings, "host": "127.0.0.1", "port": "0", "port_file": ""}
 
 
-def _fetch(worker: WorkerConfig) -> None:
+def _fetch(worker: WorkerConfig, *, say: Say) -> None:
     """Before any process starts, so that workers don't fetch side by side and its progress is seen."""
     resolve(
         worker.model,
         cache_dir=Path(worker.cache_dir).expanduser() if worker.cache_dir else None,
         offline=worker.offline,
         revision=worker.revision or None,
-        say=lambda line: _say("launcher", line),
+        say=lambda line: say("launcher", line),
     )
 
 
-async def _run(supervisor: Supervisor, *, router: RouterConfig, plan: LaunchPlan) -> int:
+async def _run(supervisor: Supervisor, *, router: RouterConfig, plan: LaunchPlan, say: Say) -> int:
     started_s = time.monotonic()
     stop = _stop_on_signals(supervisor)
     names = ", ".join(keeper.spec.name for keeper in supervisor.keepers)
-    _say("launcher", f"starting {names}")
+    say("launcher", f"starting {names}")
     try:
         if await _unless(stop, supervisor.start()):
             return 0
@@ -166,11 +168,11 @@ async def _run(supervisor: Supervisor, *, router: RouterConfig, plan: LaunchPlan
             print(await banner(router, n_workers=plan.n_workers, took_s=took_s), flush=True)
         else:
             supervisor.settle()
-            _say("launcher", f"the router listens on port {router.port}")
+            say("launcher", f"the router listens on port {router.port}")
         await _unless(stop, supervisor.watch())
         return 0
     finally:
-        _say("launcher", "ending")
+        say("launcher", "ending")
         await supervisor.stop()
 
 
@@ -215,8 +217,11 @@ def _log_format(wanted: str) -> str:
     return "text" if sys.stderr.isatty() else "json"
 
 
-def _say(name: str, line: str) -> None:
-    try:
-        print(f"{name:>9} | {line}", file=sys.stderr, flush=True)
-    except OSError:
-        return  # the terminal is gone; ending in order matters more
+def _say_as(form: Format) -> Say:
+    def say(name: str, line: str) -> None:
+        try:
+            print(form(name, line), file=sys.stderr, flush=True)
+        except OSError:
+            return  # the terminal is gone; ending in order matters more
+
+    return say

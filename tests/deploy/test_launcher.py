@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy import launcher
 from deploy.child import ChildSpec
-from deploy.errors import PortTakenError
-from deploy.launcher import LaunchPlan, child_specs
+from deploy.errors import NoGpuError, PortTakenError
+from deploy.gpu_list import Gpu
+from deploy.launcher import LaunchPlan, child_specs, launch
 from deploy.ports import check_free, free_ports
 from deploy.run_dir import run_dir
 from router.config import RouterConfig
@@ -139,3 +141,30 @@ def test_workers_on_gpus_claim_one_each_and_keep_all_threads() -> None:
         assert _value(spec, "--gpu-lock-dir") == "/locks"
         assert not any("--threads" in word for word in spec.argv)
     assert not any("--claim-gpu" in spec.argv for spec in specs if spec not in workers)
+
+
+def _with_gpus(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    gpus = tuple(Gpu(uuid=f"GPU-{i}", index=i, name="H200") for i in range(n))
+    monkeypatch.setattr(launcher, "present_gpus", lambda: gpus)
+    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: object())
+
+
+def test_a_launch_with_too_few_gpus_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_gpus(monkeypatch, 2)
+    plan = LaunchPlan(settings={"port": "0", "model": "x"}, n_workers=3, n_api=1, start_timeout_s=7)
+    with pytest.raises(NoGpuError, match=r"--workers is 3, but there are 2 GPUs \(2 found\)"):
+        launch(plan, env={})
+    with pytest.raises(NoGpuError, match=r"there is 1 GPU \(CUDA_VISIBLE_DEVICES is 1\)"):
+        launch(plan, env={"CUDA_VISIBLE_DEVICES": "1"})
+
+
+@pytest.mark.parametrize(
+    ("attention", "n_gpus", "on_gpus"),
+    [("auto", 2, True), ("flashinfer", 2, True), ("torch", 2, False), ("fake", 2, False), ("auto", 0, False)],
+)
+def test_which_workers_go_to_gpus(
+    monkeypatch: pytest.MonkeyPatch, attention: str, n_gpus: int, on_gpus: bool
+) -> None:
+    _with_gpus(monkeypatch, n_gpus)
+    plan = LaunchPlan(settings={}, n_workers=2, n_api=1, start_timeout_s=7)
+    assert launcher._on_gpus(WorkerConfig(attention=attention), plan, env={}) is on_gpus
