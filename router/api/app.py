@@ -19,6 +19,7 @@ from router.api.chat import ChatEndpoint
 from router.api.completions import CompletionsEndpoint
 from router.api.config import ApiConfig
 from router.api.context import ApiContext
+from router.api.embeddings import EmbeddingsRoute
 from router.api.errors import error_value
 from router.api.guard import Guard
 from router.api.health import HealthRoutes
@@ -27,6 +28,7 @@ from router.api.models import ModelRoutes
 from router.api.page.live import LiveEndpoint
 from router.api.page.routes import PageRoutes
 from router.api.reply import json_reply
+from router.api.responses.endpoint import ResponsesEndpoint
 from router.api.text_model import text_model
 from router.api.tgi.generate import GenerateEndpoint, InvocationsEndpoint, Mode
 from router.api.tgi.tokens import TgiTokenRoutes
@@ -73,6 +75,8 @@ def _routes(context: ApiContext) -> list[Route]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(context), methods=["POST"]),
         Route("/v1/completions", CompletionsEndpoint(context), methods=["POST"]),
+        Route("/v1/responses", ResponsesEndpoint(context), methods=["POST"]),
+        Route("/v1/embeddings", EmbeddingsRoute(context).embed, methods=["POST"]),
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/generate", GenerateEndpoint(context, mode=Mode.WHOLE), methods=["POST"]),

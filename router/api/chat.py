@@ -19,6 +19,7 @@ from router.api.limits import check_lengths
 from router.api.params import build_params, chat_logprobs, prompt_logprobs_wanted
 from router.api.reasoning import opens_reasoning
 from router.api.schema import ChatRequest
+from router.api.tools.message import MessageRules
 from router.api.tools.request import ToolUse, tool_use
 from router.api.tools.told import with_tools_told
 from router.ipc.messages import ModelInfo
@@ -28,52 +29,75 @@ class ChatEndpoint(GenerationEndpoint):
     async def prepare(self, body: bytes, exchange: Exchange) -> tuple[Job, AnswerFormat]:
         context = self._context
         request = context.decoder.decode(body, ChatRequest)
-        model = context.check_model(request.model)
         _refuse_unserved(request)
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        params = build_params(
+        job, rules = await prepare_chat(
+            context,
             request,
-            limits=context.config,
-            model=model,
+            exchange,
+            prefix="chatcmpl",
             max_tokens=getattr(request, field),
             max_tokens_field=field,
-            logprobs=chat_logprobs(request.logprobs, request.top_logprobs, model=model),
-            prompt_logprobs=prompt_logprobs_wanted(
-                request.prompt_logprobs, field="prompt_logprobs", model=model, stream=bool(request.stream)
-            ),
         )
-        use = tools_of(context, request, model=model)
-        grammar = request_grammar(request, model=model, limits=context.config)
-        if grammar is not None and use.rules.parse is not None and use.grammar is None:
-            raise invalid(
-                f"'{grammar.param}' binds the whole answer, so no tool could be called: send tool_choice"
-                ' "none" or leave one of them out.',
-                param=grammar.param,
-                code="unsupported",
-            )
-        if use.grammar is not None:
-            check_grammar(use.grammar, limits=context.config)
-        text = render_request(context, request, tools=use.tools)
-        rules = replace(
-            use.rules,
-            splits_reasoning=context.text.splits_reasoning,
-            starts_in_reasoning=context.text.splits_reasoning and opens_reasoning(text),
+        format = ChatFormat(job, model=context.model.model_id, names=context.text.names, rules=rules)
+        return job, format
+
+
+async def prepare_chat(
+    context: ApiContext,
+    request: ChatRequest,
+    exchange: Exchange,
+    *,
+    prefix: str,
+    max_tokens: int | None,
+    max_tokens_field: str,
+    messages_field: str = "messages",
+) -> tuple[Job, MessageRules]:
+    """The job, and how its answers are read. Raises ApiError naming the field, as the client knows it."""
+    model = context.check_model(request.model)
+    params = build_params(
+        request,
+        limits=context.config,
+        model=model,
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        logprobs=chat_logprobs(request.logprobs, request.top_logprobs, model=model),
+        prompt_logprobs=prompt_logprobs_wanted(
+            request.prompt_logprobs, field="prompt_logprobs", model=model, stream=bool(request.stream)
+        ),
+    )
+    use = tools_of(context, request, model=model)
+    grammar = request_grammar(request, model=model, limits=context.config)
+    if grammar is not None and use.rules.parse is not None and use.grammar is None:
+        raise invalid(
+            f"'{grammar.param}' binds the whole answer, so no tool could be called: send tool_choice"
+            ' "none" or leave one of them out.',
+            param=grammar.param,
+            code="unsupported",
         )
-        prompt = await context.text.encoder.encode(text, special=False)
-        check_lengths([prompt], params=params, model=model, param="messages")
-        job = Job(
-            prefix="chatcmpl",
-            prompts=[prompt],
-            params=params,
-            model=model,
-            client=context.client,
-            table=context.text.table_for(skip_special=params.skip_special, markers=use.markers),
-            request_id=exchange.request_id,
-            grammar=use.grammar or grammar,
-            rules=rules,
-            clock=context.clock,
-        )
-        return job, ChatFormat(job, model=model.model_id, names=context.text.names, rules=rules)
+    if use.grammar is not None:
+        check_grammar(use.grammar, limits=context.config)
+    text = render_request(context, request, tools=use.tools)
+    rules = replace(
+        use.rules,
+        splits_reasoning=context.text.splits_reasoning,
+        starts_in_reasoning=context.text.splits_reasoning and opens_reasoning(text),
+    )
+    prompt = await context.text.encoder.encode(text, special=False)
+    check_lengths([prompt], params=params, model=model, param=messages_field)
+    job = Job(
+        prefix=prefix,
+        prompts=[prompt],
+        params=params,
+        model=model,
+        client=context.client,
+        table=context.text.table_for(skip_special=params.skip_special, markers=use.markers),
+        request_id=exchange.request_id,
+        grammar=use.grammar or grammar,
+        rules=rules,
+        clock=context.clock,
+    )
+    return job, rules
 
 
 def tools_of(context: ApiContext, request: ChatRequest, *, model: ModelInfo) -> ToolUse:

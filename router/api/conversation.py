@@ -18,10 +18,11 @@ def normalise_messages(messages: Sequence[dict[str, Any]], *, path: str = "messa
     """Text parts are joined; all else is handed on. Raises ApiError naming the message at fault."""
     if not messages:
         raise invalid(f"'{path}' must hold at least one message.", param=path)
-    return [_normalise(message, f"{path}[{i}]") for i, message in enumerate(messages)]
+    return [normalise_message(message, f"{path}[{i}]") for i, message in enumerate(messages)]
 
 
-def _normalise(message: dict[str, Any], path: str) -> dict[str, Any]:
+def normalise_message(message: dict[str, Any], path: str) -> dict[str, Any]:
+    """Of one message; of its own result it changes nothing."""
     role = message.get("role")
     if not isinstance(role, str):
         what = "Missing required field" if role is None else "Invalid value for"
@@ -50,11 +51,11 @@ def _normalise(message: dict[str, Any], path: str) -> dict[str, Any]:
             param=f"{path}.content",
         )
     if role == "assistant" and result.get("tool_calls"):
-        result["tool_calls"] = _calls(result["tool_calls"], f"{path}.tool_calls")
+        result["tool_calls"] = normalise_calls(result["tool_calls"], f"{path}.tool_calls")
     return result
 
 
-def _calls(calls: object, path: str) -> list[dict[str, Any]]:
+def normalise_calls(calls: object, path: str) -> list[dict[str, Any]]:
     """Templates expect the arguments as an object, clients send them as JSON text."""
     if not isinstance(calls, list):
         raise invalid(f"Invalid value for '{path}': expected a list.", param=path)

@@ -1,0 +1,1 @@
+"""OpenAI's responses API, without any memory of earlier ones."""
