@@ -18,6 +18,8 @@ from allocator.radix import RadixTrie
 MAX_RUNS = 4096
 """A map with more runs is coarsened: a page that draws it can't show more."""
 N_TOKENS_SHOWN = 32
+N_LAST_SHOWN = 12
+"""Prompts of one template begin alike: the end tells them apart."""
 
 _U8 = npt.NDArray[np.uint8]
 
@@ -100,9 +102,12 @@ def _describe(node: Node, *, now_s: float) -> dict[str, Any]:
         if len(first) >= N_TOKENS_SHOWN:
             break
         first.extend(np.frombuffer(part.edge[: 4 * (N_TOKENS_SHOWN - len(first))], dtype=np.int32).tolist())
+    n_more = min(max(0, n_tokens - len(first)), N_LAST_SHOWN, len(node.edge) // 4)
+    last = np.frombuffer(node.edge[len(node.edge) - 4 * n_more :], dtype=np.int32).tolist()
     return {
         "salt": salt_of(above[-1]),
         "first_tokens": first,
+        "last_tokens": last,
         "n_tokens": n_tokens,
         "n_blocks": n_blocks,
         "hits": node.hits,

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 
 from allocator import make_allocator
 from allocator.allocator import RadixAllocator
@@ -47,6 +48,7 @@ def test_the_hottest_prefixes_come_first() -> None:
     assert hottest == {
         "salt": "",
         "first_tokens": list(range(8)),
+        "last_tokens": [],
         "n_tokens": 8,
         "n_blocks": 4,
         "hits": 4,
@@ -58,6 +60,17 @@ def test_the_hottest_prefixes_come_first() -> None:
     release(allocator, held)
     assert allocator.inspect(limit=1)["prefixes"][0]["n_leases"] == 0
     assert allocator.inspect(limit=0)["prefixes"] == []
+
+
+@pytest.mark.parametrize(("n", "n_last"), [(32, 0), (40, 8), (64, 12), (200, 12)])
+def test_a_long_prefix_is_shown_by_both_its_ends(n: int, n_last: int) -> None:
+    allocator = RadixAllocator(n_blocks=100, block_size=8)
+    cache(allocator, span(0, n))
+    release(allocator, allocate(allocator, span(0, n + 8)))
+    (prefix,) = allocator.inspect(limit=5)["prefixes"]
+    assert prefix["n_tokens"] == n
+    assert prefix["first_tokens"] == list(range(32))
+    assert prefix["last_tokens"] == list(range(n - n_last, n))
 
 
 def test_a_long_map_is_coarsened() -> None:

@@ -41,7 +41,7 @@ def live_value(**changes: Any) -> dict[str, Any]:
             "known": [4],
             "end": [9],
         },
-        "prefixes": [{"salt": "", "first_tokens": ids("hello world"), "n_tokens": 16, "hits": 2}],
+        "prefixes": [{"salt": "", "first_tokens": ids("hello world"), "last_tokens": ids("h")}],
         "map": {"n_blocks": 4, "blocks_per_cell": 1, "states": ["free"], "runs": [[0, 4]]},
     }
     value = {"time_s": 5.0, "ready": True, "reason": "", "replicas": [], "details": {"0": detail}}
@@ -206,7 +206,8 @@ async def test_live_streams_events_with_the_key() -> None:
     assert "details" not in event
     assert event["ready"] is True
     assert event["detail"]["map"]["runs"] == [[0, 4]]
-    assert event["detail"]["prefixes"][0]["text"] == "hello world"
+    (prefix,) = event["detail"]["prefixes"]
+    assert (prefix["first_text"], prefix["last_text"]) == ("hello world", "h")
     assert scheduler.admin_calls[0] == ("live", {"replicas": [0], "limit": 8})
 
 
@@ -372,5 +373,5 @@ async def test_before_the_tokenizer_is_read_prefixes_have_no_text() -> None:
     await turns.seen()
     event = await read(watcher)
     assert event["reason"] == "the tokenizer is still being read"
-    assert "text" not in event["detail"]["prefixes"][0]
+    assert "first_text" not in event["detail"]["prefixes"][0]
     feed.leave(watcher)

@@ -42,6 +42,7 @@ async def test_a_running_request_in_full() -> None:
         (prefix,) = idle["details"]["0"]["prefixes"]
         assert prefix["hits"] == 1
         assert prefix["first_tokens"] == prompt[:32]
+        assert prefix["last_tokens"] == prompt[prefix["n_tokens"] - 12 : prefix["n_tokens"]]
         assert idle["totals"]["hit_tokens"] > 0
         assert idle["time_s"] > value["time_s"]
 

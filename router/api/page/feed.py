@@ -132,13 +132,18 @@ class LiveFeed:
         return {"ready": reason is None, "reason": reason or ""}
 
     def _detail(self, details: dict[str, Any], replica: int) -> dict[str, Any] | None:
-        """With the prefixes' beginnings as text, once the tokenizer is read."""
+        """With the prefixes' ends as text, once the tokenizer is read."""
         detail: dict[str, Any] | None = details.get(str(replica))
         text = self._context.loaded
         if detail is None or text is None:
             return detail
+        decode = text.tokenizer.decode
         prefixes = [
-            prefix | {"text": text.tokenizer.decode(prefix["first_tokens"], skip_special=False)}
+            prefix
+            | {
+                "first_text": decode(prefix["first_tokens"], skip_special=False),
+                "last_text": decode(prefix["last_tokens"], skip_special=False),
+            }
             for prefix in detail.get("prefixes", ())
         ]
         return detail | {"prefixes": prefixes}

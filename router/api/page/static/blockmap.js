@@ -55,7 +55,9 @@ export class BlockMap {
     for (const size of CELL_SIZES) {
       const columns = Math.floor(width / size);
       const rows = Math.ceil(n / columns);
-      if (rows * size <= MAX_HEIGHT || size === CELL_SIZES.at(-1)) return { size, columns, rows };
+      const fits = rows * size <= MAX_HEIGHT || size === CELL_SIZES.at(-1);
+      // The columns fill the width: a cell may be a little wider than high.
+      if (fits) return { size, columns, rows, step: width / columns };
     }
   }
 
@@ -75,7 +77,7 @@ export class BlockMap {
       return;
     }
     const layout = this.#layout(width);
-    const { size, columns, rows } = layout;
+    const { size, columns, rows, step } = layout;
     this.layout = layout;
     const scale = devicePixelRatio || 1;
     const height = rows * size;
@@ -91,16 +93,18 @@ export class BlockMap {
     const now = performance.now();
     let moving = false;
     for (let i = 0; i < cells.length; i++) {
-      const x = (i % columns) * size;
+      const column = i % columns;
+      const x = Math.round(column * step);
+      const cellWidth = Math.round((column + 1) * step) - x - gap;
       const y = Math.floor(i / columns) * size;
       context.fillStyle = colours[cells[i]];
-      context.fillRect(x, y, size - gap, size - gap);
+      context.fillRect(x, y, cellWidth, size - gap);
       const age = now - this.changedAt[i];
       if (age < FLASH_MS && !this.still.matches) {
         moving = true;
         context.globalAlpha = 0.55 * (1 - age / FLASH_MS);
         context.fillStyle = ring;
-        context.fillRect(x, y, size - gap, size - gap);
+        context.fillRect(x, y, cellWidth, size - gap);
         context.globalAlpha = 1;
       }
     }
@@ -114,8 +118,8 @@ export class BlockMap {
 
   #point(event) {
     if (!this.layout || !this.cells.length) return;
-    const { size, columns } = this.layout;
-    const column = Math.floor(event.offsetX / size);
+    const { size, columns, step } = this.layout;
+    const column = Math.floor(event.offsetX / step);
     const i = Math.floor(event.offsetY / size) * columns + column;
     if (column >= columns || i >= this.cells.length) {
       this.canvas.removeAttribute("title");

@@ -223,25 +223,31 @@ export class Engine {
     if (!event.prefix_caching) setText(empty, "Prefix caching is off on this server.");
     $("prefixes").closest(".scroll").hidden = prefixes.length === 0;
     setText($("prefixes-note"), prefixes.length ? "found again by later prompts" : "");
-    reconcile($("prefixes"), prefixes, {
-      key: (prefix) => `${prefix.salt}:${prefix.n_tokens}:${prefix.first_tokens.join(",")}`,
+    // By place: two prefixes may begin and end alike.
+    const items = prefixes.map((prefix, place) => ({ ...prefix, place }));
+    reconcile($("prefixes"), items, {
+      key: (prefix) => prefix.place,
       make: () => {
-        const row = element("tr", { children: [element("th", { attributes: { scope: "row" } })] });
-        for (let i = 0; i < 4; i++) row.append(element("td"));
-        row.firstChild.append(element("code"));
-        return row;
+        const begins = element("th", { attributes: { scope: "row" } });
+        begins.append(element("code"), element("code", { className: "end" }));
+        const cells = ["", "", "", ""].map(() => element("td"));
+        return element("tr", { children: [begins, ...cells] });
       },
       update: (row, prefix) => {
-        const text = (prefix.text ?? prefix.first_tokens.join(" ")).replaceAll("\n", "↵");
         const [begins, ...cells] = row.children;
-        setText(begins.firstChild, text);
-        begins.title = text;
+        const first = oneLine(prefix.first_text ?? prefix.first_tokens.join(" "));
+        const last = oneLine(prefix.last_text ?? prefix.last_tokens.join(" "));
+        setText(begins.firstChild, first);
+        setText(begins.lastChild, last ? `… ${last}` : "");
+        begins.title = last ? `${first} … ${last}` : first;
         const values = [prefix.hits, prefix.n_tokens, prefix.n_blocks, prefix.n_leases];
         cells.forEach((cell, i) => setText(cell, count(values[i])));
       },
     });
   }
 }
+
+const oneLine = (text) => text.replaceAll("\n", "↵");
 
 /** The word and the kind of a replica's state. */
 function stateOf(replica) {

@@ -59,10 +59,10 @@ export class Tiles {
     this.#show("waiting", count(event.n_waiting), oldest, event.n_waiting);
     this.#show("kv", percent(leased, blocks), `${percent(cached, blocks)} cached`, blocks ? leased / blocks : 0);
     if (!event.prefix_caching) this.#show("hits", "off", "prefix caching is off", 0);
-    else if (asked > 0) this.#show("hits", percent(hit, asked), "of prompt tokens, last minute", hit / asked);
+    else if (asked > 0) this.#show("hits", percent(hit, asked), "of tokens, last minute", hit / asked);
     else {
       const { hit_tokens, asked_tokens } = event.totals;
-      const note = asked_tokens ? "of prompt tokens since the start" : "no prompts yet";
+      const note = asked_tokens ? "of tokens since the start" : "no prompts yet";
       this.#show("hits", percent(hit_tokens, asked_tokens), note, 0);
     }
   }
