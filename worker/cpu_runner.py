@@ -17,7 +17,7 @@ from checkpoint.checkpoint import Checkpoint
 from proto.codec import pack_f32, pack_i32, unpack_i32
 from proto.worker_pb2 import Grammar, PromptLogprobs, RowError
 from worker.attention.interface import I32, AttentionBatch, KvCache
-from worker.attention.torch_backend import TorchAttention
+from worker.attention.native_backend import make_attention
 from worker.config import WorkerConfig
 from worker.cpu_tuning import ThreadPlan, keep_freed_memory, plan_threads
 from worker.errors import StartError
@@ -72,7 +72,7 @@ class CpuRunner:
         grammars: GrammarRows | None = None,
     ) -> None:
         self._decoder = decoder
-        self._attention = TorchAttention(decoder.spec, cache)
+        self._attention = make_attention(decoder.spec, cache)
         self._capacity = capacity
         self._threads = threads
         self._sampler = Sampler(

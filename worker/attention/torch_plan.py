@@ -71,7 +71,7 @@ def cut(batch: AttentionBatch, *, block_size: int, window: int | None, share: bo
     if window is not None:
         starts = np.maximum(ends - window, 0)
     elif share and n > 1:
-        shared = _find_shared(batch, block_size=block_size)
+        shared = find_shared(batch, block_size=block_size)
         for group in shared:
             starts[group.rows] = len(group.slots)
     tails = _tails(batch.block_tables[:n], starts, ends, block_size=block_size)
@@ -96,7 +96,7 @@ def as_run(slots: I64) -> slice | None:
     return slice(first, first + len(slots))
 
 
-def _find_shared(batch: AttentionBatch, *, block_size: int) -> list[Shared]:
+def find_shared(batch: AttentionBatch, *, block_size: int) -> list[Shared]:
     """Groups of decode rows whose leading blocks are the same. A row is in one group at most; the group's
     length is what all its members share, short of each one's newest token."""
     n = batch.n_decode
@@ -114,7 +114,7 @@ def _find_shared(batch: AttentionBatch, *, block_size: int) -> list[Shared]:
         n_blocks = int(differs.argmax()) if differs.any() else limit
         if n_blocks * block_size >= MIN_SHARED_TOKENS:
             groups.append(
-                Shared(rows, _slots_of(tables[rows[0]], 0, n_blocks * block_size, block_size=block_size))
+                Shared(rows, slots_of(tables[rows[0]], 0, n_blocks * block_size, block_size=block_size))
             )
     return groups
 
@@ -147,12 +147,12 @@ def _chunks(batch: AttentionBatch, *, block_size: int, window: int | None) -> li
     for row in range(batch.n_decode, len(batch.q_lens)):
         q_len, kv_len = int(batch.q_lens[row]), int(batch.kv_lens[row])
         first = 0 if window is None else max(kv_len - q_len - window + 1, 0)
-        slots = _slots_of(batch.block_tables[row], first, kv_len, block_size=block_size)
+        slots = slots_of(batch.block_tables[row], first, kv_len, block_size=block_size)
         chunks.append(Chunk(start, q_len, slots))
         start += q_len
     return chunks
 
 
-def _slots_of(table: I32, first: int, last: int, *, block_size: int) -> I64:
+def slots_of(table: I32, first: int, last: int, *, block_size: int) -> I64:
     positions = np.arange(first, last, dtype=np.int64)
     return table[positions // block_size].astype(np.int64) * block_size + positions % block_size

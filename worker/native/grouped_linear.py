@@ -14,9 +14,20 @@ import torch
 from llvmlite import ir
 
 from checkpoint.grouped import GROUP, Grouped
-from worker.native.code import F32_PTR, I32_PTR, I64, I64_PTR, Vectors, ceil_div, count, int64, least
-from worker.native.machine import REGISTERS, Compiled, VectorUnit, openmp, vector_unit
+from worker.native.code import (
+    F32_PTR,
+    I32_PTR,
+    Vectors,
+    ceil_div,
+    count,
+    even_blocks,
+    int64,
+    least,
+    table_of,
+)
+from worker.native.machine import REGISTERS, Compiled, VectorUnit, vector_unit
 from worker.native.panel import pack_panels, panel_words, write_panel
+from worker.native.parallel import share_type, write_entry
 
 _CHUNK_BLOCKS = 8
 """Blocks of rows that go over the panels together: their x stays in the second-level cache."""
@@ -99,54 +110,14 @@ def _write(bits: int, unit: VectorUnit) -> ir.Module:
     module = ir.Module()
     vectors = Vectors(module, lanes=unit.lanes)
     blocks = [write_panel(module, vectors, bits=bits, rows=n + 1) for n in range(unit.block_rows)]
-    table = ir.GlobalVariable(module, ir.ArrayType(blocks[0].type, len(blocks)), name="blocks")
-    table.initializer = ir.Constant(table.value_type, blocks)
-    table.global_constant = True
+    table = table_of(module, blocks, name="blocks")
     share = _write_share(module, table, bits=bits, unit=unit)
-    _write_entry(module, share)
+    write_entry(module, share, name="linear", n_arguments=len(_ARGUMENTS))
     return module
 
 
-def _write_entry(module: ir.Module, share: ir.Function) -> None:
-    """linear(…, n_threads): one thread's share here, or all shares on OpenMP's threads."""
-    shared = openmp()
-    entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * (len(_ARGUMENTS) + 1)), name="linear")
-    b = ir.IRBuilder(entry.append_basic_block())
-    *values, n_threads = entry.args
-    arguments = b.alloca(I64, len(_ARGUMENTS))
-    for at, value in enumerate(values):
-        b.store(value, b.gep(arguments, [int64(at)]))
-    if shared is None:
-        b.call(share, [arguments, int64(0), int64(1)])
-        b.ret_void()
-        return
-    outlined_type = ir.FunctionType(ir.VoidType(), [I64_PTR])
-    outlined = ir.Function(module, outlined_type, name="on_thread")
-    outlined.linkage = "internal"
-    with b.if_else(b.icmp_unsigned("<=", n_threads, int64(1))) as (alone, together):
-        with alone:
-            b.call(share, [arguments, int64(0), int64(1)])
-        with together:
-            kind = ir.FunctionType(
-                ir.VoidType(), [outlined_type.as_pointer(), I64_PTR, ir.IntType(32), ir.IntType(32)]
-            )
-            parallel = b.inttoptr(int64(shared.parallel), kind.as_pointer())
-            b.call(
-                parallel,
-                [outlined, arguments, b.trunc(n_threads, ir.IntType(32)), ir.Constant(ir.IntType(32), 0)],
-            )
-    b.ret_void()
-    b = ir.IRBuilder(outlined.append_basic_block())
-    ask = ir.FunctionType(ir.IntType(32), []).as_pointer()
-    number = b.zext(b.call(b.inttoptr(int64(shared.thread_num), ask), []), I64)
-    n_running = b.zext(b.call(b.inttoptr(int64(shared.num_threads), ask), []), I64)
-    b.call(share, [outlined.args[0], number, n_running])
-    b.ret_void()
-
-
 def _write_share(module: ir.Module, table: ir.GlobalVariable, *, bits: int, unit: VectorUnit) -> ir.Function:
-    """void(arguments, number, n_threads): what thread `number` computes."""
-    share = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64_PTR, I64, I64]), name="share")
+    share = ir.Function(module, share_type(), name="share")
     share.linkage = "internal"
     b = ir.IRBuilder(share.append_basic_block())
     arguments, number, n_threads = share.args
@@ -172,14 +143,7 @@ def _write_share(module: ir.Module, table: ir.GlobalVariable, *, bits: int, unit
         start = b.add(first_row, b.mul(turn, int64(chunk)))
         n = least(b, b.sub(last_row, start), int64(chunk))
         n_blocks = ceil_div(b, n, most)
-        # Blocks as even as can be: a block of few rows costs nearly as much as a full one.
-        base, n_larger = b.udiv(n, n_blocks), b.urem(n, n_blocks)
-
-        def block(at: Any) -> tuple[Any, Any]:
-            """(first row within the chunk, rows)"""
-            begin = b.add(b.mul(at, base), least(b, at, n_larger))
-            return begin, b.add(base, b.zext(b.icmp_unsigned("<", at, n_larger), I64))
-
+        block = even_blocks(b, n, n_blocks)
         with count(b, int64(0), n_blocks) as at:
             begin, rows = block(at)
             target = b.gep(scratch, [b.mul(begin, n_inputs)])

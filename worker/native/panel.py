@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 
 from checkpoint.grouped import GROUP, U32, Grouped
-from worker.native.code import F32_PTR, I32_PTR, I64, Vectors, int64
+from worker.native.code import F32_PTR, I32_PTR, I64, Vectors, int64, repeat
 from worker.native.machine import REGISTERS
 
 _CHAINS = 8
@@ -69,49 +69,25 @@ def write_panel(module: ir.Module, vectors: Vectors, *, bits: int, rows: int) ->
 def _sum_up(
     b: ir.IRBuilder, v: Vectors, arguments: tuple[Any, Any, Any], *, bits: int, rows: int, n_sums: int
 ) -> list[Any]:
-    """The loops over groups and words. The sums are carried in registers from turn to turn."""
+    """The loops over groups and words."""
     n_groups, x, panel = arguments
     width = REGISTERS * v.lanes
-    before, group, word = b.block, b.append_basic_block(), b.append_basic_block()
-    group_end, after = b.append_basic_block(), b.append_basic_block()
-    b.branch(group)
 
-    b.position_at_end(group)
-    n_done, group_x, group_panel = b.phi(I64), b.phi(F32_PTR), b.phi(I32_PTR)
-    group_sums = [b.phi(v.floats) for _ in range(n_sums)]
-    for phi, value in ((n_done, int64(0)), (group_x, x), (group_panel, panel)):
-        phi.add_incoming(value, before)
-    scale = [v.load(b, group_panel, r * v.lanes, v.floats) for r in range(REGISTERS)]
-    minimum = [v.load(b, group_panel, width + r * v.lanes, v.floats) for r in range(REGISTERS)]
-    words = b.gep(group_panel, [int64(2 * width)])
-    b.branch(word)
+    def group(_: Any, carried: list[Any]) -> list[Any]:
+        x, panel, *sums = carried
+        scale = [v.load(b, panel, r * v.lanes, v.floats) for r in range(REGISTERS)]
+        minimum = [v.load(b, panel, width + r * v.lanes, v.floats) for r in range(REGISTERS)]
 
-    b.position_at_end(word)
-    n_words, word_x, word_panel = b.phi(I64), b.phi(F32_PTR), b.phi(I32_PTR)
-    word_sums = [b.phi(v.floats) for _ in range(n_sums)]
-    for phi, value in ((n_words, int64(0)), (word_x, group_x), (word_panel, words)):
-        phi.add_incoming(value, group)
-    sums = _word(b, v, (word_x, word_panel, scale, minimum), word_sums, bits=bits, rows=rows)
-    next_word = b.add(n_words, int64(1))
-    next_x = b.gep(word_x, [int64(4 * rows)])
-    next_panel = b.gep(word_panel, [int64(width)])
-    for phi, value in ((n_words, next_word), (word_x, next_x), (word_panel, next_panel)):
-        phi.add_incoming(value, word)
-    b.cbranch(b.icmp_unsigned("<", next_word, int64(bits)), word, group_end)
+        def word(_: Any, carried: list[Any]) -> list[Any]:
+            x, panel, *sums = carried
+            sums = _word(b, v, (x, panel, scale, minimum), sums, bits=bits, rows=rows)
+            return [b.gep(x, [int64(4 * rows)]), b.gep(panel, [int64(width)]), *sums]
 
-    b.position_at_end(group_end)
-    next_group = b.add(n_done, int64(1))
-    following_x = b.gep(group_x, [int64(GROUP * rows)])
-    for phi, value in ((n_done, next_group), (group_x, following_x), (group_panel, next_panel)):
-        phi.add_incoming(value, group_end)
-    for group_sum, word_sum, total in zip(group_sums, word_sums, sums, strict=True):
-        group_sum.add_incoming(v.zero, before)
-        group_sum.add_incoming(total, group_end)
-        word_sum.add_incoming(group_sum, group)
-        word_sum.add_incoming(total, word)
-    b.cbranch(b.icmp_unsigned("<", next_group, n_groups), group, after)
-    b.position_at_end(after)
-    return sums
+        words = b.gep(panel, [int64(2 * width)])
+        _, panel, *sums = repeat(b, int64(bits), [x, words, *sums], word)
+        return [b.gep(x, [int64(GROUP * rows)]), panel, *sums]
+
+    return repeat(b, n_groups, [x, panel, *[v.zero] * n_sums], group)[2:]
 
 
 def _word(
