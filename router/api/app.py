@@ -25,6 +25,7 @@ from router.api.guard import Guard
 from router.api.health import HealthRoutes
 from router.api.info import InfoRoutes
 from router.api.models import ModelRoutes
+from router.api.openapi import OpenApiRoute
 from router.api.page.live import LiveEndpoint
 from router.api.page.routes import PageRoutes
 from router.api.reply import json_reply
@@ -90,6 +91,7 @@ def _routes(context: ApiContext) -> list[Route]:
         Route("/health", health.ready, methods=["GET"]),
         Route("/health/ready", health.ready, methods=["GET"]),
         Route("/health/live", health.live, methods=["GET"]),
+        Route("/openapi.json", OpenApiRoute().describe, methods=["GET"]),
         Route("/info", info.info, methods=["GET"]),
         Route("/metrics", info.metrics, methods=["GET"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),

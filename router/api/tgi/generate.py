@@ -40,7 +40,7 @@ class GenerateEndpoint(GenerationEndpoint):
         given = request.parameters
         params = tgi_params(given, stream=stream, config=context.config, model=model)
         wanted = GenerateParameters() if given is None else given
-        grammar = tgi_grammar(wanted.grammar, model=model)
+        grammar = tgi_grammar(wanted.grammar, model=model, limits=context.config)
         check_truncate(wanted.truncate, model=model)
         if not request.inputs:
             raise invalid("'inputs' must not be empty.", param="inputs")

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
 from proto.worker_pb2 import Grammar
+from router.api.config import ApiConfig
 from router.api.errors import invalid
-from router.api.grammar import grammar_of
+from router.api.grammar import check_grammar
 from router.ipc.messages import GrammarSpec, ModelInfo
 
 
-def tgi_grammar(grammar: dict[str, Any] | None, *, model: ModelInfo) -> GrammarSpec | None:
+def tgi_grammar(grammar: dict[str, Any] | None, *, model: ModelInfo, limits: ApiConfig) -> GrammarSpec | None:
     """`{"type": …, "value": …}`: json (a schema, as an object or as text), regex, or json_schema (a schema
     with its name). Raises ApiError, also when the workers can't constrain text."""
     if grammar is None:
         return None
-    kind, value = grammar.get("type"), grammar.get("value")
+    spec = _spec(grammar.get("type"), grammar.get("value"))
+    if "grammar" not in model.features:
+        raise invalid(
+            f"'grammar' is not available: the workers of {model.model_id} can't constrain text.",
+            param="grammar",
+            code="unsupported",
+        )
+    check_grammar(spec, limits=limits)
+    return spec
+
+
+def _spec(kind: object, value: object) -> GrammarSpec:
     if kind in ("json", "json_object", "json_schema"):
-        schema = _schema(kind, value)
-        outer = {"name": "grammar", "schema": schema, "strict": True}
-        return grammar_of({"type": "json_schema", "json_schema": outer}, model=model)
+        source = json.dumps(_schema(value))
+        return GrammarSpec(kind=Grammar.JSON_SCHEMA, source=source, strict=True, param="grammar")
     if kind != "regex":
         raise invalid(
             f"Invalid value for 'grammar.type': {str(kind)[:40]!r} is not one of json, json_schema, regex.",
@@ -31,22 +43,16 @@ def tgi_grammar(grammar: dict[str, Any] | None, *, model: ModelInfo) -> GrammarS
         raise invalid(
             "Invalid value for 'grammar.value': expected a regular expression.", param="grammar.value"
         )
-    if "grammar" not in model.features:
-        raise invalid(
-            f"'grammar' is not available: the workers of {model.model_id} can't constrain text.",
-            param="grammar",
-            code="unsupported",
-        )
-    return GrammarSpec(kind=Grammar.REGEX, source=value)
+    return GrammarSpec(kind=Grammar.REGEX, source=value, param="grammar")
 
 
-def _schema(kind: str, value: object) -> dict[str, Any]:
+def _schema(value: object) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
             raise invalid(f"Invalid value for 'grammar.value': {error}.", param="grammar.value") from error
-    if kind == "json_schema" and isinstance(value, dict) and isinstance(value.get("schema"), dict):
+    if isinstance(value, dict) and isinstance(value.get("schema"), dict):
         value = value["schema"]
     if not isinstance(value, dict):
         raise invalid("Invalid value for 'grammar.value': expected a JSON schema.", param="grammar.value")

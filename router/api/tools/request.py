@@ -77,7 +77,7 @@ def tool_use(
 
 
 def _grammar(schema: dict[str, Any], *, strict: bool) -> GrammarSpec:
-    return GrammarSpec(kind=Grammar.JSON_SCHEMA, source=json.dumps(schema), strict=strict)
+    return GrammarSpec(kind=Grammar.JSON_SCHEMA, source=json.dumps(schema), strict=strict, param="tools")
 
 
 def _is_strict(functions: Sequence[dict[str, Any]]) -> bool:
