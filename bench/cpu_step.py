@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from proto.codec import pack_i32
-from proto.worker_pb2 import Admit, Sampling, Step
+from proto.worker_pb2 import Admit, Grammar, Sampling, Step
 from worker.backend import make_runner
 from worker.config import WorkerConfig
 from worker.openmp import set_wait_policy
@@ -34,9 +34,17 @@ class Stepper:
         self._capacity = runner.capacity
         self._epoch = 0
 
-    def start(self, *, n_rows: int, context: int, shared: int, sampling: Sampling) -> None:
+    def start(
+        self,
+        *,
+        n_rows: int,
+        context: int,
+        shared: int,
+        sampling: Sampling,
+        grammars: Sequence[Grammar] = (),
+    ) -> None:
         """`n_rows` rows of `context` tokens, the first `shared` of them in the same blocks; their last token
-        is computed."""
+        is computed. `grammars`: of the first rows; the others are free."""
         self._runner.reset()
         self._table = RowTable.for_capacity(self._capacity)
         self._seq = 0
@@ -61,6 +69,7 @@ class Stepper:
                     blocks=pack_i32(blocks),
                     n_cached=context - 1,
                     sampling=sampling,
+                    grammar=grammars[row] if row < len(grammars) else None,
                 )
             )
         if next_block > self._capacity.n_blocks:
