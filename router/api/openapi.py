@@ -30,39 +30,74 @@ class Operation:
     path: str
     summary: str
     bodies: tuple[type[msgspec.Struct], ...] = ()
-    """Without any it is a GET; of several the body is one."""
+    """Of several the body is one."""
+    method: str = "get"
     streams: bool = False
     style: str = "openai"
     parameter: str = ""
 
 
 OPERATIONS = (
-    Operation(path="/v1/chat/completions", summary="Chat", bodies=(ChatRequest,), streams=True),
-    Operation(path="/v1/completions", summary="Text completion", bodies=(CompletionRequest,), streams=True),
-    Operation(path="/v1/responses", summary="Responses, stateless", bodies=(ResponsesRequest,), streams=True),
+    Operation(
+        path="/v1/chat/completions", summary="Chat", method="post", bodies=(ChatRequest,), streams=True
+    ),
+    Operation(
+        path="/v1/completions",
+        summary="Text completion",
+        method="post",
+        bodies=(CompletionRequest,),
+        streams=True,
+    ),
+    Operation(
+        path="/v1/responses",
+        summary="Responses, stateless",
+        method="post",
+        bodies=(ResponsesRequest,),
+        streams=True,
+    ),
     Operation(path="/v1/models", summary="The served model under all its names"),
     Operation(path="/v1/models/{name}", summary="One model", parameter="name"),
-    Operation(path="/tokenize", summary="Tokens of a text", bodies=(TokenizeRequest, InputsTokenizeRequest)),
-    Operation(path="/detokenize", summary="Text of tokens", bodies=(DetokenizeRequest,)),
-    Operation(path="/generate", summary="Generate (TGI)", bodies=(GenerateRequest,), style="tgi"),
+    Operation(
+        path="/tokenize",
+        summary="Tokens of a text",
+        method="post",
+        bodies=(TokenizeRequest, InputsTokenizeRequest),
+    ),
+    Operation(path="/detokenize", summary="Text of tokens", method="post", bodies=(DetokenizeRequest,)),
+    Operation(
+        path="/generate", summary="Generate (TGI)", method="post", bodies=(GenerateRequest,), style="tgi"
+    ),
     Operation(
         path="/generate_stream",
         summary="Generate, an event for each token (TGI)",
+        method="post",
         bodies=(GenerateRequest,),
         streams=True,
         style="tgi",
     ),
     Operation(
-        path="/", summary="Generate (TGI, older form)", bodies=(GenerateRequest,), streams=True, style="tgi"
+        path="/",
+        summary="Generate (TGI, older form)",
+        method="post",
+        bodies=(GenerateRequest,),
+        streams=True,
+        style="tgi",
     ),
     Operation(
         path="/invocations",
         summary="Generate, chat or complete (SageMaker)",
+        method="post",
         bodies=(GenerateRequest, ChatRequest, CompletionRequest),
         streams=True,
         style="tgi",
     ),
-    Operation(path="/chat_tokenize", summary="Tokens of a chat (TGI)", bodies=(ChatRequest,), style="tgi"),
+    Operation(
+        path="/chat_tokenize",
+        summary="Tokens of a chat (TGI)",
+        method="post",
+        bodies=(ChatRequest,),
+        style="tgi",
+    ),
     Operation(path="/info", summary="Model, limits and settings in force"),
     Operation(path="/health", summary="Whether a request sent now would be served"),
     Operation(path="/health/live", summary="Whether this process answers"),
@@ -71,7 +106,14 @@ OPERATIONS = (
     Operation(path="/metrics", summary="Prometheus text"),
     Operation(path="/admin/state", summary="Queue, running requests, replicas"),
     Operation(path="/admin/cache", summary="Blocks and the hottest prefixes"),
-    Operation(path="/admin/replicas/drain", summary="Takes a worker out, or back", bodies=(DrainRequest,)),
+    Operation(path="/admin/cache/flush", method="post", summary="Drops every cached block that is free"),
+    Operation(path="/admin/check", method="post", summary="Proves the allocators' invariants"),
+    Operation(
+        path="/admin/replicas/drain",
+        summary="Takes a worker out, or back",
+        method="post",
+        bodies=(DrainRequest,),
+    ),
 )
 
 
@@ -81,8 +123,7 @@ def openapi_description() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(tuple(kinds), ref_template=_REF)
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
-        method = "post" if operation.bodies else "get"
-        paths.setdefault(operation.path, {})[method] = _operation(operation)
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": VERSION},
