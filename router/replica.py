@@ -6,11 +6,12 @@ It decides nothing about requests; its owner is told when the replica comes, ans
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -232,16 +233,18 @@ class ReplicaLink:
         self.capacity = capacity
         generation = self._owner.next_generation()
         call = stub.Run()
+        # Iterated, for `read` gives no more of what has arrived once a write has met the end of the stream.
+        results = aiter(call)
         tasks: list[asyncio.Task[None]] = []
         try:
-            await self._open(call, generation)
+            await self._open(call, results, generation)
             self._steps = asyncio.Queue()
             self._said = ""
             self._move(LinkState.LIVE, "")
             self._owner.link_up(self, capacity, generation=generation, probing=self._n_losses > 0)
             tasks = [
                 asyncio.create_task(self._write(call, self._steps)),
-                asyncio.create_task(self._read(call)),
+                asyncio.create_task(self._read(call, results)),
                 asyncio.create_task(self._watch(stub)),
             ]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -253,7 +256,7 @@ class ReplicaLink:
             await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
 
-    async def _open(self, call: Any, generation: int) -> None:
+    async def _open(self, call: Any, results: AsyncIterator[StepResult], generation: int) -> None:
         """A worker answers once its last step of an older Run has ended."""
         opening = Open(
             router_id=self._router_id,
@@ -264,16 +267,14 @@ class ReplicaLink:
         try:
             async with asyncio.timeout(self._timing.stall_timeout_s):
                 await call.write(Step(seq=0, open=opening))
-                first = await call.read()
+                first = await anext(results)
         except TimeoutError:
             raise LostError(
                 f"the worker did not open a stream within {self._timing.stall_timeout_s:g} s "
                 "(--stall-timeout-s)"
             ) from None
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, StopAsyncIteration):
             raise await self._end_of(call) from None
-        if first is grpc.aio.EOF:
-            raise await self._end_of(call)
         if first.seq != 0 or first.generation != generation:
             raise StepProtocolError(
                 f"the worker answered `open` with seq {first.seq}, generation {first.generation}; expected 0 "
@@ -286,18 +287,16 @@ class ReplicaLink:
             try:
                 await call.write(step)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                # The reader takes what came before the end, and only then learns how the worker ended it.
+                await asyncio.sleep(LAST_WORD_WITHIN_S)
                 raise await self._end_of(call) from None
 
-    async def _read(self, call: Any) -> None:
-        while True:
-            try:
-                result = await call.read()
-            except grpc.aio.AioRpcError:
-                raise await self._end_of(call) from None
-            if result is grpc.aio.EOF:
-                raise await self._end_of(call)
-            self._heard_s = self._clock()
-            self._owner.link_result(self, result)
+    async def _read(self, call: Any, results: AsyncIterator[StepResult]) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for result in results:
+                self._heard_s = self._clock()
+                self._owner.link_result(self, result)
+        raise await self._end_of(call)
 
     async def _watch(self, stub: Any) -> None:
         """Asks for the worker's health; a silent or stuck one is lost."""
