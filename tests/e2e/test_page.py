@@ -181,6 +181,80 @@ def test_a_chat_streams_and_the_block_map_moves(open_tab: OpenTab, size: dict[st
     quiet(tab)
 
 
+def large_server() -> dict[str, Any]:
+    """An event of a server with 64 replicas of 61,000 blocks and long names."""
+    n_blocks, n_rows = 61_001, 200
+    replicas = [
+        {
+            "id": i,
+            "address": f"quire-worker-{i}.quire-worker.llm.svc.cluster.local:50051",
+            "state": "live",
+            "reason": "",
+            "device": "NVIDIA H200",
+            "n_running": n_rows,
+            "max_rows": 256,
+            "draining": i == 9,
+            "suspect": i == 8,
+            "half_open": i == 7,
+            "last_step_us": 9000,
+            "blocks": {
+                "n_blocks": n_blocks,
+                "free": 1000,
+                "cached": 20_000,
+                "leased": 40_000,
+                "shared": 10_000,
+            },
+        }
+        for i in range(63)
+    ]
+    reason = "the worker's vocabulary is 128256, but 151936 was expected"
+    replicas.append({"id": 63, "address": "10.0.0.63:50051", "state": "refused", "reason": reason})
+    prefix = {"salt": "", "first_tokens": [1], "last_tokens": [2], "first_text": "You are " * 9}
+    prefix |= {"last_text": "end", "n_tokens": 12_000, "n_blocks": 750, "hits": 123_456, "n_leases": 33}
+    runs = [[4, 1], *([2, 19], [1, 20], [3, 11], [0, 11]) * 1000]
+    states = ["free", "cached", "leased", "shared", "reserved"]
+    rows = {"row": list(range(n_rows)), "prompt": [4000] * n_rows, "cached": [1600] * n_rows}
+    rows |= {"target": [4000] * n_rows, "done": [3000] * n_rows, "known": [4000] * n_rows}
+    return {
+        "time_s": 5.0,
+        "ready": True,
+        "reason": "",
+        "n_waiting": 312,
+        "oldest_wait_s": 4.2,
+        "totals": dict.fromkeys(("output_tokens", "prompt_tokens", "hit_tokens", "asked_tokens"), 10**9),
+        "prefix_caching": True,
+        "block_size": 16,
+        "replicas": replicas,
+        "detail": {
+            "replica": 0,
+            "rows": rows,
+            "prefixes": [prefix] * 8,
+            "map": {"n_blocks": n_blocks, "blocks_per_cell": 1, "states": states, "runs": runs},
+        },
+    }
+
+
+@WIDTHS
+def test_a_large_server_fits(open_tab: OpenTab, server: Server, size: dict[str, int]) -> None:
+    tab = open_tab("about:blank", viewport=size)
+    page = tab.page
+    events = f"data: {json.dumps(large_server())}\n\n"
+    page.route("**/admin/live*", lambda route: route.fulfill(content_type="text/event-stream", body=events))
+    page.goto(server.url)
+    show_engine(page)
+    wait_for(page, "() => document.querySelectorAll('#replicas li').length === 64")
+    wait_for(page, "() => document.querySelector('#map').clientHeight > 100")
+    assert page.evaluate("() => document.querySelector('#map').clientHeight") <= 300
+    assert re.search(r"61,000 blocks of 16 tokens, \d+ per cell", page.locator("#map-note").inner_text())
+    assert "200 running, 24 shown" in page.locator("#rows-note").inner_text()
+    assert page.locator("#prefixes tr").count() == 8
+    assert page.get_by_text("vocabulary is 128256").count() == 1
+    assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
+    engine = "() => { const e = document.querySelector('.engine'); return e.scrollWidth - e.clientWidth; }"
+    assert page.evaluate(engine) <= 0
+    assert tab.faults == []
+
+
 def test_the_hottest_prefixes_are_shown_as_text(open_tab: OpenTab) -> None:
     tab = open_tab()
     page = tab.page

@@ -1,7 +1,7 @@
 // The KV blocks as a grid of cells, in the order of their ids, drawn on a canvas.
 
 const MAX_HEIGHT = 280;
-const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4, 3, 2];
+const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5];
 const FLASH_MS = 900;
 
 export class BlockMap {
@@ -9,10 +9,12 @@ export class BlockMap {
   constructor(canvas, legend) {
     this.canvas = canvas;
     this.legend = legend;
+    this.blocks = new Uint8Array(0);
     this.cells = new Uint8Array(0);
     this.changedAt = new Float64Array(0);
+    this.layout = null;
+    this.toldPerCell = 1;
     this.states = [];
-    this.blocksPerCell = 1;
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.frame = 0;
     new ResizeObserver(() => this.draw()).observe(canvas.parentElement);
@@ -22,27 +24,29 @@ export class BlockMap {
 
   /** `map` as the server tells it: runs of [state, cells]. `same` says that it is of the replica drawn before. */
   update(map, same) {
-    const cells = new Uint8Array(map.runs.reduce((sum, [, n]) => sum + n, 0));
+    this.blocks = new Uint8Array(map.runs.reduce((sum, [, n]) => sum + n, 0));
     let at = 0;
     for (const [state, n] of map.runs) {
-      cells.fill(state, at, at + n);
+      this.blocks.fill(state, at, at + n);
       at += n;
     }
-    const comparable = same && cells.length === this.cells.length;
-    if (!comparable) this.changedAt = new Float64Array(cells.length).fill(-FLASH_MS);
-    else {
-      const now = performance.now();
-      for (let i = 0; i < cells.length; i++) if (cells[i] !== this.cells[i]) this.changedAt[i] = now;
-    }
-    this.cells = cells;
     this.states = map.states;
-    this.blocksPerCell = map.blocks_per_cell;
+    this.toldPerCell = map.blocks_per_cell;
+    if (!same) this.layout = null;
+    this.#arrange();
     this.draw();
   }
 
   clear() {
-    this.cells = new Uint8Array(0);
+    this.blocks = new Uint8Array(0);
+    this.layout = null;
+    this.#arrange();
     this.draw();
+  }
+
+  /** Blocks that one drawn cell stands for. */
+  get blocksPerCell() {
+    return this.toldPerCell * (this.layout?.factor ?? 1);
   }
 
   draw() {
@@ -50,15 +54,23 @@ export class BlockMap {
     this.frame = requestAnimationFrame(() => this.#paint());
   }
 
-  #layout(width) {
-    const n = this.cells.length;
-    for (const size of CELL_SIZES) {
-      const columns = Math.floor(width / size);
-      const rows = Math.ceil(n / columns);
-      const fits = rows * size <= MAX_HEIGHT || size === CELL_SIZES.at(-1);
-      // The columns fill the width: a cell may be a little wider than high.
-      if (fits) return { size, columns, rows, step: width / columns };
+  /** Lays the cells out for the width there is, and notes which of them changed. */
+  #arrange() {
+    const width = this.canvas.parentElement.clientWidth - this.#padding();
+    const before = this.layout;
+    this.layout = width > 0 && this.blocks.length ? layoutFor(this.blocks.length, width) : null;
+    if (!this.layout) {
+      this.cells = new Uint8Array(0);
+      return;
     }
+    const cells = coarsened(this.blocks, this.layout.factor, this.states.length);
+    if (before && before.factor === this.layout.factor && cells.length === this.cells.length) {
+      const now = performance.now();
+      for (let i = 0; i < cells.length; i++) if (cells[i] !== this.cells[i]) this.changedAt[i] = now;
+    } else {
+      this.changedAt = new Float64Array(cells.length).fill(-FLASH_MS);
+    }
+    this.cells = cells;
   }
 
   #colours() {
@@ -70,15 +82,12 @@ export class BlockMap {
   }
 
   #paint() {
-    const { canvas, cells } = this;
-    const width = canvas.parentElement.clientWidth - this.#padding();
-    if (width <= 0 || !cells.length) {
-      canvas.style.height = "0px";
-      return;
-    }
-    const layout = this.#layout(width);
+    const width = this.canvas.parentElement.clientWidth - this.#padding();
+    if (width !== this.layout?.width) this.#arrange();
+    const { canvas, cells, layout } = this;
+    canvas.hidden = !layout;
+    if (!layout) return;
     const { size, columns, rows, step } = layout;
-    this.layout = layout;
     const scale = devicePixelRatio || 1;
     const height = rows * size;
     canvas.width = Math.round(width * scale);
@@ -130,4 +139,33 @@ export class BlockMap {
     const which = this.blocksPerCell === 1 ? `Block ${first}` : `Blocks ${first} to ${last}, mostly`;
     this.canvas.title = `${which}: ${this.states[this.cells[i]]}`;
   }
+}
+
+function layoutFor(n, width) {
+  const smallest = CELL_SIZES.at(-1);
+  const most = Math.floor(width / smallest) * Math.floor(MAX_HEIGHT / smallest);
+  const factor = Math.ceil(n / most);
+  const nCells = Math.ceil(n / factor);
+  for (const size of CELL_SIZES) {
+    const columns = Math.floor(width / size);
+    const rows = Math.ceil(nCells / columns);
+    // The columns fill the width: a cell may be a little wider than high.
+    if (rows * size <= MAX_HEIGHT || size === smallest) {
+      return { width, factor, size, columns, rows, step: width / columns };
+    }
+  }
+}
+
+/** Each cell has the state that most of its blocks have. */
+function coarsened(blocks, factor, nStates) {
+  if (factor === 1) return blocks;
+  const cells = new Uint8Array(Math.ceil(blocks.length / factor));
+  const counts = new Uint32Array(nStates);
+  for (let i = 0; i < cells.length; i++) {
+    counts.fill(0);
+    const end = Math.min(blocks.length, (i + 1) * factor);
+    for (let at = i * factor; at < end; at++) counts[blocks[at]]++;
+    cells[i] = counts.indexOf(Math.max(...counts));
+  }
+  return cells;
 }

@@ -36,6 +36,9 @@ export function reconcile(parent, items, { key, make, update }) {
 const whole = new Intl.NumberFormat("en");
 export const count = (n) => whole.format(Math.round(n));
 
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+export const compact = (n) => (n < 1e6 ? count(n) : short.format(n));
+
 export function rate(n) {
   return n >= 100 || n === 0 ? count(n) : n.toFixed(1);
 }

@@ -52,8 +52,9 @@ export class Engine {
     this.#notice(text, refusal.needsKey);
   }
 
-  #lost(message) {
-    this.#feedStatus("wait", message);
+  #lost(why) {
+    this.#feedStatus("wait", "Reconnecting…");
+    if (why) this.#notice(why);
     $("live").classList.add("stale");
   }
 
@@ -73,8 +74,7 @@ export class Engine {
 
   #event(event) {
     if (event.error) {
-      this.#lost("The scheduler does not answer");
-      this.#notice(event.error);
+      this.#lost(event.error);
       this.onState(false, event.error);
       return;
     }
@@ -121,6 +121,7 @@ export class Engine {
     button.setAttribute("aria-pressed", String(replica.id === shown));
     button.disabled = !replica.blocks;
     setText(name, replica.address);
+    name.title = replica.address;
     setText(badge, state);
     badge.dataset.kind = kind;
     bar.hidden = !replica.blocks;
@@ -155,15 +156,16 @@ export class Engine {
     }
     this.map.update(detail.map, this.shown === replica.id);
     this.shown = replica.id;
-    this.#describeMap(replica, detail.map, event.block_size);
-    this.#rows(detail.rows, event.replicas.length > 1 ? replica.address : "");
+    this.#describeMap(replica, event.block_size);
+    this.#rows(detail.rows);
     this.#prefixes(detail.prefixes ?? [], event);
   }
 
-  #describeMap(replica, map, blockSize) {
+  #describeMap(replica, blockSize) {
     const { blocks } = replica;
     const sizes = { ...blocks, leased: blocks.leased - blocks.shared };
-    const cell = map.blocks_per_cell > 1 ? `, ${map.blocks_per_cell} per cell` : "";
+    const perCell = this.map.blocksPerCell;
+    const cell = perCell > 1 ? `, ${perCell} per cell` : "";
     const note = `${replica.address}: ${count(blocks.n_blocks - 1)} blocks of ${blockSize} tokens${cell}`;
     setText($("map-note"), note);
     const words = SHADES.map((state) => `${count(sizes[state])} ${state}`);
@@ -173,7 +175,7 @@ export class Engine {
     }
   }
 
-  #rows(rows, address) {
+  #rows(rows) {
     const items = rows.row
       .map((row, i) => ({
         row,
@@ -187,7 +189,6 @@ export class Engine {
     const more = rows.row.length - items.length;
     const parts = [`${count(rows.row.length)} running`];
     if (more) parts.push(`${items.length} shown`);
-    if (address) parts.push(address);
     setText($("rows-note"), parts.join(", "));
     const longest = Math.max(1, ...items.map((item) => Math.max(item.known, item.prompt)));
     reconcile($("rows"), items, {

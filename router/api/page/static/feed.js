@@ -6,7 +6,8 @@ const FIRST_PAUSE_MS = 1000;
 const LONGEST_PAUSE_MS = 10000;
 
 export class Feed {
-  /** `on.event(value)`, `on.refused(refusal)` (not tried again before `restart`), `on.lost(message)`. */
+  /** `on.event(value)`, `on.refused(refusal)` (not tried again before `restart`), `on.lost(why)` with the
+   * server's words, if it had any. */
   constructor(on) {
     this.on = on;
     this.replica = 0;
@@ -44,14 +45,14 @@ export class Feed {
           pauseMs = FIRST_PAUSE_MS;
           this.on.event(JSON.parse(data));
         }
-        if (!abort.signal.aborted) this.on.lost("The server ended the live view; asking again…");
+        if (!abort.signal.aborted) this.on.lost(null);
       } catch (error) {
         if (abort.signal.aborted) return;
         if (error instanceof Refusal && error.status < 500) {
           this.on.refused(error);
           return;
         }
-        this.on.lost(error instanceof Refusal ? error.message : "No connection; trying again…");
+        this.on.lost(error instanceof Refusal ? error.message : null);
         if (error.retryAfterS) pauseMs = Math.max(pauseMs, error.retryAfterS * 1000);
       }
       await new Promise((resolve) => {

@@ -1,6 +1,6 @@
 // The engine in six numbers. Rates are made of the counters of successive events.
 
-import { $, count, element, percent, rate, seconds, setText } from "./dom.js";
+import { $, compact, count, element, percent, rate, seconds, setText } from "./dom.js";
 import { Spark } from "./spark.js";
 
 const RATE_OVER_S = 3;
@@ -52,8 +52,8 @@ export class Tiles {
     const first = history[0].totals;
     const asked = event.totals.asked_tokens - first.asked_tokens;
     const hit = event.totals.hit_tokens - first.hit_tokens;
-    this.#show("output", rate(output), `${count(event.totals.output_tokens)} in all`, output);
-    this.#show("prompt", rate(prompt), `${count(event.totals.prompt_tokens)} computed in all`, prompt);
+    this.#show("output", rate(output), `${compact(event.totals.output_tokens)} in all`, output);
+    this.#show("prompt", rate(prompt), `${compact(event.totals.prompt_tokens)} computed`, prompt);
     this.#show("running", count(running), `of ${count(sum((r) => r.max_rows))} rows`, running);
     const oldest = event.n_waiting ? `oldest ${seconds(event.oldest_wait_s)}` : "queue is empty";
     this.#show("waiting", count(event.n_waiting), oldest, event.n_waiting);
@@ -62,7 +62,7 @@ export class Tiles {
     else if (asked > 0) this.#show("hits", percent(hit, asked), "of tokens, last minute", hit / asked);
     else {
       const { hit_tokens, asked_tokens } = event.totals;
-      const note = asked_tokens ? "of tokens since the start" : "no prompts yet";
+      const note = asked_tokens ? "of tokens so far" : "no prompts yet";
       this.#show("hits", percent(hit_tokens, asked_tokens), note, 0);
     }
   }
