@@ -137,8 +137,13 @@ class Sampler:
 
     def _mask(self, work: torch.Tensor, places: I64, bits: I32) -> None:
         """Forbid what the masks don't allow, in place."""
-        allowed = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=1, bitorder="little")
-        forbidden = torch.from_numpy(allowed[:, : self._vocab] == 0).to(self._device)
+        if self._device.type == "cpu":
+            allowed = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=1, bitorder="little")
+            forbidden = torch.from_numpy(allowed[:, : self._vocab] == 0)
+        else:  # the words travel, not the bits
+            words = torch.from_numpy(bits).to(self._device).unsqueeze(-1)
+            shifts = torch.arange(32, dtype=torch.int32, device=self._device)
+            forbidden = ((words >> shifts) & 1 == 0).flatten(1)[:, : self._vocab]
         for line, place in enumerate(places.tolist()):
             work[place].masked_fill_(forbidden[line], -torch.inf)
 

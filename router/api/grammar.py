@@ -1,5 +1,5 @@
-"""What binds an answer's text, as a grammar for the workers: `response_format`, `structured_outputs` and vLLM's
-older `guided_…` fields."""
+"""What binds an answer's text, as a grammar for the workers: `response_format`, `structured_outputs` and
+vLLM's older `guided_…` fields."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-MASK_TIMEOUT_S = 2.0
+MASK_TIMEOUT_S = 5.0
 """A row whose mask takes longer fails. A trial has shown that its grammar is faster than that."""
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from proto.codec import pack_f32, pack_i32
 from proto.worker_pb2 import Sampling
+from worker.grammar.rows import Masks
 from worker.sampling import Sampler, SampleResult
 from worker.sampling_filters import FilterParams, candidates
 from worker.sampling_noise import gumbel_noise, gumbel_noise_rows, row_keys
@@ -228,3 +229,74 @@ def test_min_p_and_typical_p() -> None:
     # Entropy 1.142: surprises are 0.693, 1.204, 1.897, 2.996, so token 1 is the most typical, then 0.
     assert survivors(logits, typical_p=0.25) == {1}
     assert survivors(logits, typical_p=0.7) == {0, 1}
+
+
+def masks_of(index: list[int], allowed: list[list[int]], *, ends: bool = False) -> Masks:
+    """As the rows' grammars give them."""
+    bits = np.zeros((len(index), -(-VOCAB // 32) * 32), dtype=np.uint8)
+    for line, ids in enumerate(allowed):
+        bits[line, ids] = 1
+    words = np.packbits(bits, axis=1, bitorder="little").view("<i4").astype(np.int32)
+    return Masks(index=np.array(index), bits=words, ends=np.full(len(index), ends))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=1.0, seed=3),
+        Sampling(temperature=2.0, seed=3, top_p=0.3),
+        Sampling(temperature=2.0, seed=3, top_k=2, min_p=0.4),
+        Sampling(repetition_penalty=1.3, presence_penalty=1.0),
+    ],
+)
+def test_a_mask_binds_its_row_alone(sampling: Sampling) -> None:
+    logits = logits_of(3)
+    free = sample(make_sampler([sampling] * 3), logits, [0, 1, 2]).tokens.tolist()
+    masks = masks_of([1], [[7, 31, 32, VOCAB - 1]])
+    sampler = make_sampler([sampling] * 3)
+    places = np.full(3, 4, dtype=np.int32)
+    bound = sampler.sample(logits, np.arange(3, dtype=np.int32), places, masks=masks)
+    assert bound.usable.all()
+    tokens = bound.tokens.tolist()
+    assert [tokens[0], tokens[2]] == [free[0], free[2]]
+    assert tokens[1] in (7, 31, 32, VOCAB - 1)
+
+
+def test_the_likeliest_allowed_token_wins() -> None:
+    logits = logits_of(1)
+    allowed = [5, 90, 400]
+    result = make_sampler([Sampling(logprobs=True)]).sample(
+        logits,
+        np.zeros(1, dtype=np.int32),
+        np.full(1, 4, dtype=np.int32),
+        masks=masks_of([0], [allowed]),
+    )
+    assert result.tokens.tolist() == [max(allowed, key=lambda token: float(logits[0, token]))]
+    assert result.logprobs is not None
+    raw = torch.log_softmax(logits[0], dim=-1)[result.tokens]
+    torch.testing.assert_close(result.logprobs.chosen, raw)
+
+
+def test_nothing_allowed_is_told_from_broken_logits() -> None:
+    logits = logits_of(2)
+    logits[1, 3] = torch.nan
+    bias = Sampling(bias_ids=pack_i32([5]), bias_values=pack_f32([float("-inf")]))
+    masks = masks_of([0, 1], [[5], [5]])
+    result = make_sampler([bias, bias]).sample(
+        logits, np.arange(2, dtype=np.int32), np.full(2, 4, dtype=np.int32), masks=masks
+    )
+    assert result.usable.tolist() == [False, False]
+    assert result.finite.tolist() == [True, False]
+
+
+def test_a_minimum_length_gives_way_to_a_text_that_is_complete() -> None:
+    sampling = Sampling(min_new_tokens=10, eos_ids=pack_i32([2]))
+    for ends, usable in ((True, True), (False, False)):
+        result = make_sampler([sampling]).sample(
+            logits_of(1),
+            np.zeros(1, dtype=np.int32),
+            np.full(1, 4, dtype=np.int32),
+            masks=masks_of([0], [[2]], ends=ends),
+        )
+        assert result.usable.tolist() == [usable]
