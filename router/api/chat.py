@@ -68,7 +68,7 @@ async def prepare_chat(
     )
     use = tools_of(context, request, model=model)
     grammar = request_grammar(request, model=model, limits=context.config)
-    if grammar is not None and use.rules.parse is not None and use.grammar is None:
+    if grammar is not None and use.rules.parse is not None and not use.forced:
         raise invalid(
             f"'{grammar.param}' binds the whole answer, so no tool could be called: send tool_choice"
             ' "none" or leave one of them out.',
@@ -108,6 +108,7 @@ def tools_of(context: ApiContext, request: ChatRequest, *, model: ModelInfo) -> 
         parallel=request.parallel_tool_calls is not False,
         line=context.text.tool_line,
         model=model,
+        special_tokens=context.text.special_tokens,
     )
 
 

@@ -30,6 +30,7 @@ class TextModel:
         self.tokenizer = tokenizer
         self.template = template
         self.tool_line = choose_line(tool_parser, template=source)
+        self.special_tokens = frozenset(filter(None, map(tokenizer.token, tokenizer.special_ids)))
         self.splits_reasoning = reasoning_parser == "think" or (
             reasoning_parser == "auto" and (END in source or tokenizer.backend.token_to_id(END) is not None)
         )

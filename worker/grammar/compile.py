@@ -36,12 +36,23 @@ def _compile(grammar: Grammar, compiler: xgrammar.GrammarCompiler) -> xgrammar.C
     if kind == Grammar.EBNF:
         return compiler.compile_grammar(source)
     if kind == Grammar.STRUCTURAL_TAG:
-        return compiler.compile_structural_tag(source)
+        return compiler.compile_structural_tag(_tags(source, strict=grammar.strict))
     raise ValueError(f"unknown kind of grammar: {kind}")
 
 
 def _json(schema: str, compiler: xgrammar.GrammarCompiler) -> xgrammar.CompiledGrammar:
     return compiler.compile_json_schema(schema, strict_mode=True, max_whitespace_cnt=MAX_WHITESPACE)
+
+
+def _tags(source: str, *, strict: bool) -> str:
+    """Free text with tags in it: each tag's schema as the compiler can enforce it."""
+    value = json.loads(source)
+    for tag in value["format"]["tags"]:
+        content = tag["content"]
+        if content["type"] == "json_schema":
+            schema = json.dumps(content["json_schema"])
+            content["json_schema"] = json.loads(enforceable(schema, strict=strict))
+    return json.dumps(value)
 
 
 def _choices(source: str) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+import json
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from router.api.tools.json_calls import read_calls
 from router.api.tools.parsed import Call, Parsed, plain
+from router.api.tools.schemas import bound_parameters
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 MARKERS = (_BEGIN, _END)
@@ -32,6 +35,26 @@ def parse(text: str, *, names: Set[str], fresh: bool, final: bool) -> Parsed:
             calls += scan.calls
         else:
             content.append(text[begin:at])
+
+
+def strict_tags(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A structural tag (xgrammar's) for free text in which calls are bound: to the functions' names, and to
+    the schemas of those that are strict."""
+    return {
+        "type": "structural_tag",
+        "format": {
+            "type": "triggered_tags",
+            "triggers": [_BEGIN],
+            "tags": [
+                {
+                    "begin": f'{_BEGIN}\n{{"name": {json.dumps(function["name"])}, "arguments": ',
+                    "content": {"type": "json_schema", "json_schema": bound_parameters(function)},
+                    "end": "}\n" + _END,
+                }
+                for function in functions
+            ],
+        },
+    }
 
 
 def _region_end(text: str, at: int) -> int | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from router.api.tools import bare, hermes, mistral
 from router.api.tools.parsed import Parse
@@ -20,6 +21,8 @@ class ToolLine:
     markers: tuple[str, ...] = ()
     """Tokens that the parser must see although they may be special."""
     new_id: Callable[[], str]
+    strict_tags: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]] | None = None
+    """The grammar that binds calls within free text; None where there is none."""
 
 
 def _new_id() -> str:
@@ -31,7 +34,9 @@ def _mistral_id() -> str:
     return "".join(secrets.choice(_MISTRAL_ID_CHARS) for _ in range(9))
 
 
-HERMES = ToolLine(name="hermes", parse=hermes.parse, markers=hermes.MARKERS, new_id=_new_id)
+HERMES = ToolLine(
+    name="hermes", parse=hermes.parse, markers=hermes.MARKERS, new_id=_new_id, strict_tags=hermes.strict_tags
+)
 LLAMA = ToolLine(name="llama3", parse=bare.parse_llama, markers=bare.LLAMA_MARKERS, new_id=_new_id)
 MISTRAL = ToolLine(name="mistral", parse=mistral.parse, markers=mistral.MARKERS, new_id=_mistral_id)
 JSON = ToolLine(name="json", parse=bare.parse_json, new_id=_new_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,8 @@ class ToolUse:
     """For the prompt."""
     rules: MessageRules = field(default_factory=MessageRules)
     grammar: GrammarSpec | None = None
-    """Set when a call is forced."""
+    """Binds calls: one that is forced, or those that the model makes in free text of strict functions."""
+    forced: bool = False
     markers: tuple[str, ...] = ()
 
 
@@ -39,6 +40,7 @@ def tool_use(
     parallel: bool,
     line: ToolLine | None,
     model: ModelInfo,
+    special_tokens: Set[str] = frozenset(),
 ) -> ToolUse:
     """Raises ApiError naming the field at fault, and when a call can't be forced."""
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
@@ -58,7 +60,8 @@ def tool_use(
     shown = tuple(tools or ())
     if kind == "auto" and line is not None:
         rules = MessageRules(parse=line.parse, names=names, new_id=new_id, max_calls=max_calls)
-        return ToolUse(tools=shown, rules=rules, markers=line.markers)
+        grammar = _strict_calls(functions, line=line, model=model, special_tokens=special_tokens)
+        return ToolUse(tools=shown, rules=rules, grammar=grammar, markers=line.markers)
     if "grammar" not in model.features:
         raise invalid(
             f"'tool_choice' can't force a call: the workers of {model.model_id} can't constrain text to a"
@@ -69,11 +72,26 @@ def tool_use(
     if named is None:
         schema = calls_schema(functions, max_calls=max_calls)
         rules = MessageRules(parse=parse_required, names=names, new_id=new_id, max_calls=max_calls)
-        return ToolUse(tools=shown, rules=rules, grammar=_grammar(schema, strict=_is_strict(functions)))
+        grammar = _grammar(schema, strict=_is_strict(functions))
+        return ToolUse(tools=shown, rules=rules, grammar=grammar, forced=True)
     function = next(function for function in functions if function["name"] == named)
     rules = MessageRules(parse=ParseNamed(named), names=names, new_id=new_id, max_calls=1, tells_calls=False)
     grammar = _grammar(parameters_of(function), strict=_is_strict([function]))
-    return ToolUse(tools=shown, rules=rules, grammar=grammar)
+    return ToolUse(tools=shown, rules=rules, grammar=grammar, forced=True)
+
+
+def _strict_calls(
+    functions: Sequence[dict[str, Any]], *, line: ToolLine, model: ModelInfo, special_tokens: Set[str]
+) -> GrammarSpec | None:
+    """None where calls in free text can't be bound: a grammar never allows a special token, and some models
+    write their tags so."""
+    strict = any(function.get("strict") is True for function in functions)
+    if not strict or line.strict_tags is None or "grammar" not in model.features:
+        return None
+    if not special_tokens.isdisjoint(line.markers):
+        return None
+    source = json.dumps(line.strict_tags(functions))
+    return GrammarSpec(kind=Grammar.STRUCTURAL_TAG, source=source, strict=True, param="tools")
 
 
 def _grammar(schema: dict[str, Any], *, strict: bool) -> GrammarSpec:

@@ -38,6 +38,11 @@ def parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
     return given if given else {"type": "object", "properties": {}, "additionalProperties": False}
 
 
+def bound_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a function that is not strict, any object."""
+    return parameters_of(function) if function.get("strict") is True else {"type": "object"}
+
+
 def _lifted(schema: dict[str, Any], *, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The schema as a part of a larger one: its definitions move to the root, under names of their own."""
     own = {
