@@ -117,7 +117,7 @@ class WorkerConfig:
     )
     threads: int = flag(
         0,
-        help="CPU threads that compute; 0: all available cores for prompts, one less for decode steps.",
+        help="CPU threads that compute; 0: all available cores, one less for steps of under 4 tokens.",
         unit="threads",
     )
     grammar_timeout_s: float = flag(

@@ -242,7 +242,7 @@ def make_cpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> CpuRunner:
     log = structlog.get_logger("worker.cpu")
     threads = plan_threads(config.threads)
     keep_freed_memory()
-    torch.set_num_threads(threads.prefill)
+    torch.set_num_threads(threads.many)
     dtype = _DTYPES[config.dtype]
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _DTYPES.get(config.kv_cache_dtype)
     if kv_dtype != dtype:
@@ -273,7 +273,7 @@ def make_cpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> CpuRunner:
         grammars=grammars,
     )
     _warm_up(runner)
-    log.info("ready to compute", decode_threads=threads.decode, prefill_threads=threads.prefill)
+    log.info("ready to compute", threads=threads.many, threads_of_small_steps=threads.few)
     return runner
 
 
