@@ -14,6 +14,7 @@ from router.ipc.local_client import LocalClient
 from router.ipc.messages import GrammarSpec
 from tests.router.service import Collector, ask, ask_all, scheduler, until
 from tests.router.sim import text
+from worker.fake_faults import FakeFaults
 from worker.fake_grammar import constrained_reply
 from worker.testing import FakeWorker, fake_worker
 
@@ -164,19 +165,24 @@ async def test_a_worker_that_comes_back_compiles_before_it_goes_on() -> None:
         assert len(worker.runner.prepared) == 2
 
 
-async def test_a_worker_that_comes_back_and_refuses_fails_those_that_wait() -> None:
+async def test_a_worker_that_comes_back_and_refuses_fails_those_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(faults: FakeFaults, grammar: Grammar) -> None:
+        raise ValueError("not today")
+
     async with fake_worker(fake_step_ms=1.0) as worker, scheduler(worker.address) as s:
         client = LocalClient(s)
         answer = await ask(client, text(10, seed=1), n_new=400, grammar=CHOICE)
         await answer.has(5)
         await worker.kill()
         await until(lambda: not client.state.ready, "not ready without a worker")
-        restarting = asyncio.create_task(worker.restart())
-        await restarting
-        worker.faults.refuse_grammars = "not today"
+        monkeypatch.setattr(FakeFaults, "prepare", refuse)
+        await worker.restart()
         await answer.end()
-        if answer.error is not None:  # unless it compiled before it was told to refuse
-            assert "not today" in answer.error.message
+        assert answer.error is not None
+        assert answer.error.status == 400
+        assert "not today" in answer.error.message
         plain = await ask(client, text(10, seed=3), n_new=20)
         await plain.end()
         plain.assert_right(worker)
