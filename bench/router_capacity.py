@@ -33,9 +33,9 @@ from bench.report import markdown_table, write_report
 from bench.server import ServerCommand, ServerError, cpu_s, process_tree, running
 from checkpoint.resolve import resolve
 from checkpoint.smollm2 import SMOLLM2
+from settings.logs import configure_logs
 from worker.config import WorkerConfig
 from worker.fake import make_fake_runner
-from worker.logs import configure_logs
 from worker.server import WorkerServer
 
 RESULTS = Path(__file__).parent / "results"

@@ -36,8 +36,8 @@ from router.ipc.address import IpcAddress
 from router.ipc.messages import Failed, PromptLogprob, RequestSpec, SamplingSpec, Started
 from router.ipc.server import IpcServer
 from router.ipc.socket_client import SocketClient
-from router.logs import configure_logging
 from router.scheduler import Scheduler
+from settings.logs import configure_logs
 
 RESULTS = Path(__file__).parent / "results"
 OWN_CPU_MS = 0.5
@@ -187,7 +187,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder for the result files")] = RESULTS,
 ) -> None:
     """Measure the scheduler's cost of a steady decode step."""
-    configure_logging(level="warning", log_format="text")
+    configure_logs(log_format="text", log_level="warning")
     host = describe_host()
     port = free_port()
     n_blocks = 2 + rows * -(-(N_PROMPT + 2 * steps + 1024) // block_size)

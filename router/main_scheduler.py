@@ -13,9 +13,9 @@ import structlog
 from router.config import RouterConfig
 from router.ipc.address import IpcAddress
 from router.ipc.server import IpcServer
-from router.logs import configure_logging
 from router.scheduler import Scheduler
 from settings.errors import ConfigError
+from settings.logs import configure_logs
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -27,7 +27,7 @@ def run_scheduler(config: RouterConfig, *, on_ready: Callable[[], None] | None =
     Returns the exit code: 0 after a drain, 1 when it failed, 2 when its settings don't fit the workers.
     `on_ready` is called once API processes can connect.
     """
-    configure_logging(level=config.log_level, log_format=config.log_format)
+    configure_logs(log_format=config.log_format, log_level=config.log_level)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_main(config, on_ready))
 

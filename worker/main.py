@@ -16,10 +16,10 @@ import structlog
 
 from checkpoint.checkpoint import CheckpointError
 from settings.errors import ConfigError
+from settings.logs import configure_logs
 from worker.backend import make_runner
 from worker.config import WorkerConfig
 from worker.errors import StartError
-from worker.logs import configure_logs
 from worker.runner import DeviceError, Runner
 from worker.server import WorkerServer
 

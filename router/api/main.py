@@ -23,8 +23,8 @@ from router.config import RouterConfig
 from router.ipc.address import IpcAddress
 from router.ipc.client import SchedulerClient
 from router.ipc.socket_client import SocketClient
-from router.logs import configure_logging
 from settings.errors import ConfigError
+from settings.logs import configure_logs
 
 _log = structlog.get_logger("quire.api")
 
@@ -32,7 +32,7 @@ _log = structlog.get_logger("quire.api")
 def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None) -> int:
     """The process's exit code. `on_ready` is called once it listens; /health tells whether there is a model
     to serve."""
-    configure_logging(level=config.log_level, log_format=config.log_format)
+    configure_logs(log_format=config.log_format, log_level=config.log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation here
     try:
         IpcAddress.parse(config.scheduler_address)

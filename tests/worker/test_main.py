@@ -22,9 +22,9 @@ from proto.codec import unpack_i32
 from proto.status import RUN_END_KEY
 from proto.worker_pb2 import DescribeRequest, HealthRequest
 from proto.worker_pb2_grpc import WorkerStub
+from settings.logs import configure_logs
 from tests.worker.steps import admit, opening, step
 from worker.config import WorkerConfig
-from worker.logs import configure_logs
 from worker.main import ExitCode, run_worker, write_port_file
 
 WAIT_S = 30.0
@@ -32,7 +32,7 @@ _CHILD = """
 import sys
 from dataclasses import replace
 from worker.config import WorkerConfig
-from worker.logs import configure_logs
+from settings.logs import configure_logs
 from worker.main import run_worker
 config = WorkerConfig(model="", attention="fake", **eval(sys.argv[1]))
 def ready():

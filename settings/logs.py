@@ -1,4 +1,4 @@
-"""Logs of a worker process: key=value lines on a terminal, one JSON object a line otherwise, to stderr."""
+"""Logs of every process: key=value lines on a terminal, one JSON object a line otherwise, to stderr."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def configure_logs(*, log_format: str, log_level: str) -> None:
 
 class _Stderr:
     """Whatever sys.stderr is at the moment. A reader that went away (a closed pipe, a full disk) loses log
-    lines; it must not end the thread that computes."""
+    lines; it must not end what serves."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError, ValueError):
