@@ -17,9 +17,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ import numpy.typing as npt
 
 from proto.worker_pb2 import Grammar
 from worker.grammar.compiler import GrammarCompiler
+from worker.grammar.pool import MaskPool
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -69,7 +71,7 @@ class GrammarRows:
         self._n_threads = n_threads or max(1, min(8, (os.cpu_count() or 1) // 2))
         self._timeout_s = timeout_s
         self._rows: dict[int, _Row] = {}
-        self._pool = self._make_pool()
+        self._pool = MaskPool(self._n_threads)
         exists = np.arange(-(-compiler.vocab_size // 32) * 32) < compiler.vocab_size
         self._exists = _packed(exists)
         exists[list(compiler.stop_token_ids)] = False
@@ -116,25 +118,22 @@ class GrammarRows:
                 state.pending.append(token)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
         self._compiler.close()
 
     # ---- for MaskJob ----
 
-    def _make_pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._n_threads, thread_name_prefix="grammar-masks")
-
     def _start(self, states: list[_Row], bits: I32) -> list[Future[bool] | None]:
         """None for a row that has failed: a stuck thread may still be in its matcher."""
         return [
-            None if state.error else self._pool.submit(self._fill, state, bits, i)
+            None if state.error else self._pool.submit(partial(self._fill, state, bits, i))
             for i, state in enumerate(states)
         ]
 
     def _abandon_pool(self) -> None:
         """One of its threads is stuck in a matcher and can't be stopped: the others go on in a new pool."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._make_pool()
+        self._pool.close()
+        self._pool = MaskPool(self._n_threads)
 
     def _fill(self, state: _Row, bits: I32, line: int) -> bool:
         """Bring the matcher up to date and write its mask. False: the row is free (its text has ended)."""

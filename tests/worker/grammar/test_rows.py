@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -190,3 +191,29 @@ def test_the_cache_keeps_what_was_used_last(compiler: GrammarCompiler) -> None:
     assert small.submit(one).result() is not first
     assert compiler.submit(one).result() is compiler.submit(one).result()
     small.close()
+
+
+def test_a_stuck_matcher_fails_its_row_and_the_others_go_on(compiler: GrammarCompiler) -> None:
+    rows = GrammarRows(compiler, n_threads=1, timeout_s=0.2)
+    never = threading.Event()
+
+    class Stuck:
+        def is_terminated(self) -> bool:
+            never.wait()
+            return False
+
+    for row in (0, 1):
+        rows.admit(row, YES_NO, output=[])
+    next_allowed(rows, 1)
+    rows._rows[0].matcher = Stuck()
+    try:
+        for expected in ({0, 1}, {0, 1}):
+            job = rows.begin_step(i32(0, 1))
+            assert job is not None
+            masks = job.wait()
+            assert masks.errors.keys() <= expected
+            assert "not ready within 0.2 s" in masks.errors[0]
+        rows.admit(2, YES_NO, output=[])
+        assert next_allowed(rows, 2) == sorted(ids("yn"))
+    finally:
+        never.set()
