@@ -11,7 +11,7 @@ import msgspec
 from router.api.errors import invalid
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def normalise_messages(messages: Sequence[dict[str, Any]], *, path: str = "messages") -> list[dict[str, Any]]:
@@ -72,7 +72,8 @@ def _call(call: object, path: str) -> dict[str, Any]:
         )
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(msgspec.DecodeError):  # what a model wrote wrong it may see again
+        # What a model wrote wrong it may see again.
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments or "{}")
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 

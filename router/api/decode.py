@@ -56,7 +56,7 @@ class BodyDecoder:
         """Raises ApiError (400) whose `param` is the path of the field at fault."""
         try:
             fields = self._keys.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if isinstance(error, msgspec.ValidationError):
                 raise invalid("The request body must be a JSON object.") from error
             raise invalid(f"The request body is not valid JSON: {error}") from error

@@ -57,7 +57,7 @@ class TokenRoutes:
         """TGI's body; what can't be read is left to the decoder's own messages."""
         try:
             return "inputs" in self._fields.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
 
     async def detokenize(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ from typing import Any
 from router.api.conversation import normalise_calls, normalise_message
 from router.api.errors import invalid
 
-_NOT_SHOWN = frozenset({"reasoning"})
+_NOT_SHOWN = ("reasoning",)
 """Thoughts of earlier answers: templates leave them out too."""
 
 

@@ -96,7 +96,7 @@ class InvocationsEndpoint(GenerationEndpoint):
     async def prepare(self, body: bytes, exchange: Exchange) -> tuple[Job, AnswerFormat]:
         try:
             fields = self._fields.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(f"The request body is not a JSON object: {error}") from error
         for name, endpoint in self._by_field.items():
             if name in fields:

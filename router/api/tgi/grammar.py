@@ -50,7 +50,7 @@ def _schema(value: object) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise invalid(f"Invalid value for 'grammar.value': {error}.", param="grammar.value") from error
     if isinstance(value, dict) and isinstance(value.get("schema"), dict):
         value = value["schema"]
