@@ -66,12 +66,13 @@ def can_keep(weight: Grouped) -> bool:
 @functools.cache
 def openmp() -> OpenMp | None:
     """None: compiled code runs on one thread."""
-    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
+    package = Path(torch.__file__).parent
+    for path in [*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")]:
         try:
             library = ctypes.CDLL(str(path))
             return OpenMp(
                 *(
-                    _address(library, f"{name}")
+                    _address(library, name)
                     for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
                 )
             )
