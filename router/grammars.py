@@ -17,8 +17,9 @@ from router.errors import InvalidRequestError, RouterError, UnavailableError
 from router.replica import LinkState, LostError, ReplicaLink
 from router.request import grammar_key
 
-PREPARE_TIMEOUT_S = 30.0
-"""A worker answers sooner: it has a limit of its own (--grammar-timeout-s), and first loads its compiler."""
+PREPARE_TIMEOUT_S = 60.0
+"""A worker has a limit of its own for each (--grammar-timeout-s), but a cold one first loads its compiler,
+and a burst of new grammars waits in line."""
 
 _REFUSED = "the grammar can't be used"
 

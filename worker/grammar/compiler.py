@@ -19,6 +19,9 @@ from worker.grammar.trial import Trial
 
 Key = tuple[int, str, bool]
 
+_N_THREADS = 2
+"""One grammar is compiled while the next one is tried."""
+
 
 class GrammarCompiler:
     """Thread-safe. The library and the trial's process cost a few hundred megabytes and a second or two: both
@@ -40,13 +43,14 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Key, tuple[Future[Any], int]] = OrderedDict()
         """Least recently used first, with bytes (0 while it is being compiled)."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
+        self._threads = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="grammar-compiler")
         self._compiler: Any = None
+        self._loading = threading.Lock()
         self._log = structlog.get_logger("worker.grammar")
 
     def close(self) -> None:
         self._trial.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, grammar: Grammar) -> Future[Any]:
         """Of the compiled grammar. Its exception is a ValueError with a message for the user."""
@@ -56,23 +60,24 @@ class GrammarCompiler:
             if found is not None:
                 self._compiled.move_to_end(key)
                 return found[0]
-            future = self._thread.submit(self._compile, key)
+            future = self._threads.submit(self._compile, key)
             self._compiled[key] = (future, 0)
         future.add_done_callback(lambda done: self._settle(key, done))
         return future
 
     def _load(self) -> Any:
-        if self._compiler is None:
-            import xgrammar
+        with self._loading:
+            if self._compiler is None:
+                import xgrammar
 
-            info = xgrammar.TokenizerInfo(
-                self._vocabulary,
-                xgrammar.VocabType.RAW,
-                vocab_size=self.vocab_size,
-                stop_token_ids=list(self.stop_token_ids),
-            )
-            self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        return self._compiler
+                info = xgrammar.TokenizerInfo(
+                    self._vocabulary,
+                    xgrammar.VocabType.RAW,
+                    vocab_size=self.vocab_size,
+                    stop_token_ids=list(self.stop_token_ids),
+                )
+                self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+            return self._compiler
 
     def _compile(self, key: Key) -> Any:
         kind, source, strict = key

@@ -28,8 +28,8 @@ START_TIMEOUT_S = 60.0
 """Importing the compiler on a slow, busy host."""
 SLOWEST_TOKEN_S = 0.1
 """CPU time; a grammar that needs more for one token in a trial is refused."""
-_N_WALKS = 3
-_N_WALK_TOKENS = 40
+_N_WALKS = 2
+_N_WALK_TOKENS = 32
 _MEMORY_BYTES = 1 << 30
 
 
