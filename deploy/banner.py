@@ -59,6 +59,7 @@ async def banner(config: RouterConfig, *, n_workers: int, took_s: float) -> str:
         f"\nReady: {model} at {url} ({workers}, started in {took_s:.1f} s)\n\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
         f"-d {shlex.quote(json.dumps(question))}\n\n"
+        f"Chat and see the engine at work in a browser: {url}/\n"
         f"Talk to it in another terminal: make chat PORT={config.port}\n"
         "Ctrl-C ends it.\n"
     )

@@ -105,6 +105,7 @@ OPERATIONS = (
     Operation(path="/ping", summary="As /health (SageMaker)"),
     Operation(path="/metrics", summary="Prometheus text"),
     Operation(path="/admin/state", summary="Queue, running requests, replicas"),
+    Operation(path="/admin/live", summary="The engine, once a second", streams=True),
     Operation(path="/admin/cache", summary="Blocks and the hottest prefixes"),
     Operation(path="/admin/cache/flush", method="post", summary="Drops every cached block that is free"),
     Operation(path="/admin/check", method="post", summary="Proves the allocators' invariants"),

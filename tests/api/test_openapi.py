@@ -12,7 +12,7 @@ from tests.api.conftest import MakeApi
 from tests.api.scripted import Script
 from tests.api.tiny import ids
 
-NOT_DESCRIBED = {"/openapi.json", "/v1/embeddings", "/page/{name}", "/admin/live"}
+NOT_DESCRIBED = {"/openapi.json", "/v1/embeddings", "/page/{name}"}
 """The description itself, what only says no, and the pages for people."""
 BODIES: dict[str, dict[str, Any]] = {
     "ChatRequest": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "n": 2, "stop": ["x"]},

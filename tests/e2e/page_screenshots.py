@@ -88,7 +88,7 @@ def take(folder: Path) -> None:
             page.wait_for_timeout(40_000 if name == "desktop" else 1000)
             page.get_by_label("Message").fill(QUESTION)
             page.get_by_role("button", name="Send").click()
-            page.wait_for_timeout(12_000)
+            page.wait_for_timeout(12_000 if name == "desktop" else 5000)
             page.screenshot(path=folder / f"page-{name}-chat.png")
             if name == "phone":
                 page.get_by_role("button", name="Engine", exact=True).click()

@@ -323,6 +323,30 @@ def test_what_a_model_writes_stays_text(open_tab: OpenTab) -> None:
     quiet(tab)
 
 
+def test_thoughts_stand_apart_from_the_answer(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    page = tab.page
+    deltas = [{"reasoning_content": "Hm, "}, {"reasoning_content": "<b>easy</b>."}, {"content": "Four."}]
+    chunks = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+        times=1,
+    )
+    ask(page, "2 + 2?")
+    wait_ended(page)
+    assert answer_text(page) == "Four."
+    assert page.locator(".thoughts div div").inner_text() == "Hm, <b>easy</b>."
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_label("Message").fill("Sure?")
+        page.keyboard.press("Enter")
+    assert sent.value.post_data_json["messages"][1] == {"role": "assistant", "content": "Four."}
+    page.keyboard.press("Escape")
+    wait_ended(page)
+    quiet(tab)
+
+
 def test_by_keyboard_alone(open_tab: OpenTab) -> None:
     tab = open_tab()
     page = tab.page

@@ -67,3 +67,25 @@ export class AnswerView {
     return block;
   }
 }
+
+/** What a model thinks before it answers, above the answer; there only when it does. */
+export class ThoughtsView {
+  constructor(message) {
+    this.message = message;
+    this.view = null;
+  }
+
+  push(text) {
+    if (!this.view) {
+      const body = element("div");
+      const node = element("details", {
+        className: "thoughts",
+        attributes: { open: "" },
+        children: [element("summary", { text: "Thoughts" }), body],
+      });
+      this.message.prepend(node);
+      this.view = new AnswerView(body);
+    }
+    this.view.push(text);
+  }
+}

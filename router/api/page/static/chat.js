@@ -1,6 +1,6 @@
 // The playground: a conversation, its settings, and what each answer cost.
 
-import { AnswerView } from "./answer.js";
+import { AnswerView, ThoughtsView } from "./answer.js";
 import { $, count, element, rate, seconds } from "./dom.js";
 import { readEvents, recall, remember, request } from "./session.js";
 
@@ -167,12 +167,13 @@ export class Chat {
     this.log.append(node);
     this.log.scrollTop = this.log.scrollHeight;
     const view = new AnswerView(content);
+    const thoughts = new ThoughtsView(node);
     const measure = new Measure();
     this.running = new AbortController();
     this.#showRunning(true);
     let end = "";
     try {
-      end = await this.#stream(view, measure, facts, this.running.signal);
+      end = await this.#stream({ view, thoughts, measure, facts }, this.running.signal);
     } catch (error) {
       if (error.name === "AbortError") end = "stopped";
       else this.#showError(node, error);
@@ -188,7 +189,7 @@ export class Chat {
   }
 
   /** Resolves with why the answer ended. */
-  async #stream(view, measure, facts, signal) {
+  async #stream({ view, thoughts, measure, facts }, signal) {
     const response = await request("v1/chat/completions", { body: this.#body(), signal });
     let end = "";
     for await (const data of readEvents(response)) {
@@ -196,10 +197,10 @@ export class Chat {
       const event = JSON.parse(data);
       if (event.error) throw new Error(event.error.message);
       const choice = event.choices[0];
-      if (choice?.delta.content) {
-        measure.token();
-        this.#keepAtEnd(() => view.push(choice.delta.content));
-      }
+      const { content, reasoning_content: thought } = choice?.delta ?? {};
+      if (content || thought) measure.token();
+      if (thought) this.#keepAtEnd(() => thoughts.push(thought));
+      if (content) this.#keepAtEnd(() => view.push(content));
       if (choice?.finish_reason) end = choice.finish_reason;
       if (event.usage) measure.usage = event.usage;
       facts.textContent = measure.text();
