@@ -323,6 +323,20 @@ def test_what_a_model_writes_stays_text(open_tab: OpenTab) -> None:
     quiet(tab)
 
 
+def test_the_engine_is_asked_only_while_it_is_seen(open_tab: OpenTab, server: Server) -> None:
+    page = open_tab("about:blank", viewport=PHONE).page
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(server.url)
+    wait_for(page, "() => document.querySelector('#status').textContent === 'Ready'")
+    assert not [url for url in asked if "/admin/live" in url]
+    show_engine(page)
+    wait_for(page, "() => document.querySelector('#feed').textContent === 'Live'")
+    assert len([url for url in asked if "/admin/live" in url]) == 1
+    with page.expect_event("requestfailed", lambda request: "/admin/live" in request.url):
+        show_chat(page)  # it ends the stream
+
+
 def test_thoughts_stand_apart_from_the_answer(open_tab: OpenTab) -> None:
     tab = open_tab()
     page = tab.page
