@@ -18,6 +18,7 @@ SERVICE = "com.docker.compose.service"
 ONE_OFF = "com.docker.compose.oneoff"
 _N_LOG_LINES = 30
 _STOP_S = 75
+_N_TRIES = 4
 
 
 class DockerEngine:
@@ -113,12 +114,20 @@ class DockerRouter:
         self._ask("POST", "/admin/replicas/drain", json.dumps({"address": address, "on": on}))
 
     def _ask(self, *words: str) -> str:
-        with _engine_errors():
-            done = self._container.exec_run(["python3", "-m", "deploy.ask", *words], demux=True)
-        out, err = (part.decode(errors="replace").strip() if part else "" for part in done.output)
-        if done.exit_code:
-            raise ScaleError(f"the router {self._container.name} can't be asked: {err or out}")
-        return str(out)
+        """All questions may be asked twice: a busy engine now and then loses what a command printed, or has
+        no exit code for it."""
+        err = ""
+        for _ in range(_N_TRIES):
+            with _engine_errors():
+                done = self._container.exec_run(["python3", "-m", "deploy.ask", *words], demux=True)
+            out, err = (part.decode(errors="replace").strip() if part else "" for part in done.output)
+            if done.exit_code == 0 and out:
+                return str(out)
+            if done.exit_code:
+                break
+        raise ScaleError(
+            f"the router {self._container.name} can't be asked: {err or 'the engine gave no answer'}"
+        )
 
 
 def connect() -> Any:

@@ -158,6 +158,21 @@ def test_the_router_is_asked_from_inside() -> None:
     ]
 
 
+def test_an_answer_that_the_engine_lost_is_asked_for_again() -> None:
+    state = {"ready": True, "reason": "", "n_waiting": 0, "oldest_wait_s": 0.0, "replicas": []}
+    answers: list[Any] = [(0, (None, None)), (None, (None, None)), (0, (json.dumps(state).encode(), None))]
+
+    def exec_run(words: list[str], *, demux: bool) -> Any:
+        code, output = answers.pop(0)
+        return types.SimpleNamespace(exit_code=code, output=output)
+
+    router = DockerRouter(types.SimpleNamespace(exec_run=exec_run, name="r"))
+    assert router.state().ready
+    answers[:] = [(0, (None, None))] * 9
+    with pytest.raises(ScaleError, match="can't be asked: the engine gave no answer"):
+        router.state()
+
+
 def test_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(ScaleError, match=r"engine can't be reached .*DOCKER_HOST"):
