@@ -13,6 +13,7 @@ import structlog
 import uvicorn
 from starlette.applications import Starlette
 
+from router.api.connection import Connection
 from router.api.context import ApiContext
 from router.ipc.messages import ErrorInfo
 from settings.errors import ConfigError
@@ -46,7 +47,7 @@ class ApiServer:
         self._idle = asyncio.Event()
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,0 +1,101 @@
+"""Clients that treat a connection badly: gone with requests in the pipe, endless heads, silence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+import router.api.connection as connection
+from tests.api.live import Live, serving
+from tests.api.scripted import Script, ScriptedClient
+from tests.api.tiny import ids
+
+LIMIT_S = 20.0
+
+
+def post(**body: Any) -> bytes:
+    data = json.dumps({"prompt": "hi", **body}).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+
+
+async def nothing_runs(scheduler: ScriptedClient) -> None:
+    while scheduler.running:  # noqa: ASYNC110  # the scripted scheduler has no event for it
+        await asyncio.sleep(0)
+
+
+async def dial(live: Live) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", live.server.port)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_running_request_is_cancelled_when_others_wait_behind_it(stream: bool) -> None:
+    scheduler = ScriptedClient(Script(ids("hello"), end=None))
+    async with serving(scheduler) as live:
+        _, writer = await dial(live)
+        writer.write(post(stream=stream) + post() + post())
+        await asyncio.wait_for(scheduler.wait_submitted(1), LIMIT_S)
+        writer.transport.abort()
+        await asyncio.wait_for(nothing_runs(scheduler), LIMIT_S)
+        assert len(scheduler.submitted) == 1  # nobody waits for the others
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with serving(ScriptedClient(Script(ids("hello")))) as live:
+        reader, writer = await dial(live)
+        health = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        writer.write(post() + post(stream=True) + health)
+        text = (await asyncio.wait_for(reader.read(-1), LIMIT_S)).decode()
+        assert text.count("HTTP/1.1 200 OK") == 3
+        assert text.index('"text_completion"') < text.index("[DONE]") < text.index('"ok"')
+        writer.close()
+
+
+async def test_endless_head_is_refused() -> None:
+    async with serving(ScriptedClient()) as live:
+        reader, writer = await dial(live)
+        writer.write(b"GET /health HTTP/1.1\r\nx: ")
+        for _ in range(2 * connection.MAX_HEAD_BYTES // 65536):
+            writer.write(b"a" * 65536)
+        # Not drained: the server may close before it has read all of it.
+        head = await asyncio.wait_for(reader.readline(), LIMIT_S)
+        assert head.startswith(b"HTTP/1.1 431 ")
+        writer.transport.abort()
+        async with httpx.AsyncClient(base_url=live.url) as http:
+            assert (await http.get("/health")).status_code == 200
+
+
+async def test_large_bodies_are_not_taken_for_heads() -> None:
+    async with (
+        serving(ScriptedClient(Script(ids("ok")))) as live,
+        httpx.AsyncClient(base_url=live.url) as http,
+    ):
+        for _ in range(2):
+            body = {"prompt": "hi", "user": "u" * 4 * connection.MAX_HEAD_BYTES}
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+async def test_silent_client_is_let_go(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
+    async with serving(ScriptedClient()) as live:
+        reader, writer = await dial(live)
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
+        writer.close()
+
+
+async def test_answer_outlives_the_time_for_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.01)
+    scheduler = ScriptedClient(Script(ids("hello"), hold=True))
+    async with serving(scheduler) as live:
+        reader, writer = await dial(live)
+        writer.write(post() + b"GET /hea")
+        await asyncio.wait_for(scheduler.wait_submitted(1), LIMIT_S)
+        await asyncio.sleep(0.05)
+        scheduler.release()
+        assert (await asyncio.wait_for(reader.readline(), LIMIT_S)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
