@@ -184,16 +184,21 @@ class WorkerConfig:
         if not self.model and self.attention != "fake":
             raise ConfigError("--model is empty: name a hub id, a folder, a GGUF file or `smollm2`")
         if self.port_file:
-            folder = Path(self.port_file).absolute().parent
-            if not folder.is_dir():
-                raise ConfigError(
-                    f"--port-file is {self.port_file!r}, but its folder {folder} does not exist"
-                )
+            self._check_port_file(Path(self.port_file).absolute())
 
     @property
     def max_step_tokens(self) -> int:
         """Tokens that one step may carry: the prompt tokens allowed, and one for each row."""
         return self.max_batch_prefill_tokens + self.max_batch_size
+
+    def _check_port_file(self, path: Path) -> None:
+        """The file is replaced as a whole: a device or a pipe in its place would be gone."""
+        if not path.parent.is_dir():
+            raise ConfigError(
+                f"--port-file is {self.port_file!r}, but its folder {path.parent} does not exist"
+            )
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"--port-file is {self.port_file!r}, but that is not an ordinary file")
 
     def _check_range(self, name: str, *, low: float, high: float) -> None:
         value = getattr(self, name)

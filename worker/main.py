@@ -63,10 +63,20 @@ def run_worker(config: WorkerConfig, *, on_ready: Callable[[], object] | None = 
 
 
 def write_port_file(path: Path, port: int) -> None:
-    """Whoever waits for the file never reads half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(f"{port}\n")
-    partial.replace(path)
+    """Whoever waits for the file never reads half of it. Raises StartError when it can't be written; nothing
+    is left of it then."""
+    partial: Path | None = None
+    try:
+        path = path.resolve()
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(f"{port}\n")
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or error
+        raise StartError(f"can't write the port to {path} (--port-file): {reason}") from error
 
 
 def _stop_while_loading(number: int, frame: FrameType | None) -> None:
@@ -110,7 +120,12 @@ class _Process:
         )
         port = await server.start()
         if self._config.port_file:
-            write_port_file(Path(self._config.port_file), port)
+            try:
+                write_port_file(Path(self._config.port_file), port)
+            except StartError:
+                await asyncio.to_thread(server.engine.stop, timeout_s=_LAST_STEP_TIMEOUT_S)
+                await server.stop(grace_s=0.0)
+                raise
         capacity = self._runner.capacity
         self._log.info(
             "worker ready",

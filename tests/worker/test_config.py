@@ -28,6 +28,8 @@ from worker.config import WorkerConfig
         ({"host": ""}, "--host is empty"),
         ({"model": ""}, "--model is empty"),
         ({"port_file": "/no/such/folder/port"}, "its folder /no/such/folder does not exist"),
+        ({"port_file": "/dev/null"}, "--port-file is '/dev/null', but that is not an ordinary file"),
+        ({"port_file": "/"}, "--port-file is '/', but that is not an ordinary file"),
     ],
 )
 def test_a_bad_value_is_refused_with_flag_value_and_limit(values: dict[str, Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -138,6 +139,29 @@ def test_the_port_file_is_written_in_one_piece(tmp_path: Path) -> None:
     write_port_file(tmp_path / "port", 4711)
     assert (tmp_path / "port").read_text() == "4711\n"
     assert list(tmp_path.iterdir()) == [tmp_path / "port"]
+
+
+def test_the_port_file_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "port")
+    write_port_file(tmp_path / "link", 4711)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "port").read_text() == "4711\n"
+
+
+def test_a_port_file_that_cannot_be_written_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Path, text: str) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    target = tmp_path / "port"
+    config = WorkerConfig(model="", attention="fake", port_file=str(target))
+    assert _run_here(config) == ExitCode.USAGE
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert lines == [f"error: can't write the port to {target} (--port-file): No space left on device"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_log_that_nobody_can_read_any_more_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
