@@ -1,5 +1,6 @@
-"""How a Run ends: a word in the trailing metadata, beside the gRPC status, that tells a planned end from a
-crash (a killed process sends no trailing metadata at all)."""
+"""How a Run ends: a word in its last message, and in the trailing metadata beside the gRPC status, that tells
+a planned end from a crash (a killed process sends neither). The message is the surer way: a router whose
+write meets the end of the stream may never be shown the status and the metadata."""
 
 from __future__ import annotations
 

@@ -537,6 +537,8 @@ class StepResult(_message.Message):
     IDLE_US_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     QUEUED_STEPS_FIELD_NUMBER: _builtins.int
+    RUN_END_FIELD_NUMBER: _builtins.int
+    RUN_END_MESSAGE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """0: the answer to `open` (rows are reset, the Run is live)"""
     generation: _builtins.int
@@ -552,6 +554,10 @@ class StepResult(_message.Message):
     """device idle time before this step"""
     queued_steps: _builtins.int
     """steps waiting in the worker's queue when this result was sent"""
+    run_end: _builtins.str
+    """the Run's last message alone: why the worker ends it (proto/status.py)"""
+    run_end_message: _builtins.str
+    """the same for people"""
     @_builtins.property
     def logprobs(self) -> Global___Logprobs:
         """absent when no row asked"""
@@ -576,10 +582,12 @@ class StepResult(_message.Message):
         idle_us: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___PromptLogprobs] | None = ...,
         queued_steps: _builtins.int = ...,
+        run_end: _builtins.str = ...,
+        run_end_message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "errors", b"errors", "generation", b"generation", "idle_us", b"idle_us", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queued_steps", b"queued_steps", "rows", b"rows", "seq", b"seq", "step_us", b"step_us", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "errors", b"errors", "generation", b"generation", "idle_us", b"idle_us", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queued_steps", b"queued_steps", "rows", b"rows", "run_end", b"run_end", "run_end_message", b"run_end_message", "seq", b"seq", "step_us", b"step_us", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

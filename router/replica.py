@@ -295,6 +295,8 @@ class ReplicaLink:
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for result in results:
                 self._heard_s = self._clock()
+                if result.run_end:
+                    raise _ended_by_worker(result.run_end, result.run_end_message)
                 self._owner.link_result(self, result)
         raise await self._end_of(call)
 
@@ -345,13 +347,10 @@ class ReplicaLink:
         except (TimeoutError, grpc.aio.AioRpcError, asyncio.CancelledError):
             return LostError("the stream broke", Loss.SILENT)
         word = trailing.get(RUN_END_KEY)
-        name = code.name if code is not None else "unknown"
-        loss = Loss.FAULT
-        if word is None:
-            loss = Loss.SILENT  # nobody was there to say it
-        elif word in (RunEnd.SHUTDOWN, RunEnd.REPLACED):
-            loss = Loss.PLANNED
-        return LostError(f"the stream ended ({word or name}): {details}", loss)
+        if word is None:  # nobody was there to say it
+            name = code.name if code is not None else "unknown"
+            return LostError(f"the stream ended ({name}): {details}", Loss.SILENT)
+        return _ended_by_worker(word, details)
 
     def _move(self, state: LinkState, reason: str) -> None:
         if state is not self.state and state not in LEGAL_MOVES[self.state]:
@@ -368,6 +367,11 @@ class ReplicaLink:
             return
         self._said = reason
         log.log(level, "worker not in use", address=self.address, cause=reason)
+
+
+def _ended_by_worker(word: str, message: str | None) -> LostError:
+    planned = word in (RunEnd.SHUTDOWN, RunEnd.REPLACED)
+    return LostError(f"the stream ended ({word}): {message}", Loss.PLANNED if planned else Loss.FAULT)
 
 
 def _cause(error: grpc.aio.AioRpcError) -> str:

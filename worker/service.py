@@ -131,6 +131,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._engine.close(run, RunEnd.CLIENT, "the router closed the stream")
             reader.cancel()
         if ended.end is not RunEnd.CLIENT:
+            await context.write(
+                StepResult(generation=run.generation, run_end=ended.end.value, run_end_message=ended.message)
+            )
             await _abort(context, ended.end, ended.message)
 
     async def _check_open(self, request: Open, context: Context) -> None:

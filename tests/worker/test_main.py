@@ -93,6 +93,7 @@ def test_sigterm_ends_the_running_step_and_tells_the_router(start: type[Child]) 
             pass
         child.process.send_signal(signal.SIGTERM)
         assert len(unpack_i32(next(call).tokens)) == 1
+        assert next(call).run_end == "shutdown"
         with pytest.raises(grpc.RpcError):
             next(call)
         assert call.code() is grpc.StatusCode.UNAVAILABLE
