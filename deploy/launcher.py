@@ -19,11 +19,12 @@ from deploy.gpu_claim import ClaimConfig, check_enough, wants_gpu
 from deploy.gpu_devices import present_gpus
 from deploy.gpu_list import allowed_gpus
 from deploy.log_lines import Format, json_line, text_line
-from deploy.ports import check_free, free_ports
+from deploy.ports import check_free
 from deploy.run_dir import run_dir
 from deploy.supervisor import Say, Supervisor
 from router.config import RouterConfig
 from settings.load import load
+from settings.ports import free_ports
 from worker.config import WorkerConfig
 from worker.host_cpus import host_cpus
 

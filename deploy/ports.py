@@ -1,8 +1,7 @@
-"""TCP ports: is the wanted one free, and which ones may the workers have?"""
+"""Is the wanted TCP port free?"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 
@@ -26,14 +25,3 @@ def check_free(host: str, port: int) -> None:
             raise PortTakenError(
                 f"can't listen on {host} port {port} (--host, --port): {error.strerror or error}"
             ) from error
-
-
-def free_ports(n: int, *, host: str = "127.0.0.1") -> list[int]:
-    """`n` different ports that were free a moment ago."""
-    with contextlib.ExitStack() as held:
-        ports = []
-        for _ in range(n):
-            probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            probe.bind((host, 0))
-            ports.append(int(probe.getsockname()[1]))
-        return ports

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from checkpoint.checkpoint import Checkpoint
+from settings.ports import free_ports
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.fake import FakeRunner, FakeTiming, make_fake_runner
@@ -156,8 +157,8 @@ class Relay:
 
     async def open(self) -> None:
         self._flowing.set()
+        self.port = self.port or free_ports(1)[0]
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         if self._server is not None:

@@ -24,7 +24,7 @@ import httpx
 import openai
 import pytest
 
-from deploy.ports import free_ports
+from settings.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE_IMAGE = os.environ.get("QUIRE_TEST_BASE_IMAGE", "python:3.11-slim-bookworm")

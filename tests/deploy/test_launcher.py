@@ -11,9 +11,10 @@ from deploy.child import ChildSpec
 from deploy.errors import NoGpuError, PortTakenError
 from deploy.gpu_list import Gpu
 from deploy.launcher import LaunchPlan, child_specs, launch
-from deploy.ports import check_free, free_ports
+from deploy.ports import check_free
 from deploy.run_dir import run_dir
 from router.config import RouterConfig
+from settings.ports import free_ports
 from worker.config import WorkerConfig
 
 

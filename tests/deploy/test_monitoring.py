@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from deploy.dashboards.files import FOLDER
-from deploy.ports import free_ports
+from settings.ports import free_ports
 from tests.e2e.serving import serving
 
 ROOT = Path(__file__).resolve().parents[2]

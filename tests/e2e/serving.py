@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from deploy.ports import free_ports
+from settings.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_WITHIN_S = 240.0

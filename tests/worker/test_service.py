@@ -261,13 +261,10 @@ async def test_steps_beyond_the_window_end_the_stream() -> None:
     async with served(runner) as (_, stub):
         call = await opened(stub, window=1)
         await call.write(first())
+        await wait_events(runner, "reset", "launch 1", "collect 1")
         await call.write(step(2, n_decode=1))
-        await wait_events(
-            runner,
-            "reset",
-            "launch 1",
-            "collect 1",
-        )
+        # The same connection carries both, in this order: the step has arrived once this is answered.
+        await stub.Health(HealthRequest())
         runner.release(1, 2)
         code, message, word = await ended(call)
     assert (code, word) == (grpc.StatusCode.INVALID_ARGUMENT, "protocol")
