@@ -166,6 +166,7 @@ class Scheduler:
         if rs.closing != on:
             rs.closing = on
             log.info("worker drains" if on else "worker is back", address=address, n_running=rs.n_running)
+            self._push_state()
             self._pump_soon()
         return rs.n_running
 
@@ -451,6 +452,8 @@ class Scheduler:
             reason = "draining"
         elif n_live == 0:
             reason = self.fleet.why_none()
+        elif self.core is not None and self.core.replicas and self._every_replica_closes(self.core):
+            reason = "every worker drains: requests wait until one is back"
         else:
             reason = ""
         return ServerState(
@@ -461,6 +464,10 @@ class Scheduler:
             n_replicas_live=n_live,
             n_replicas_known=len(self.fleet.links),
         )
+
+    @staticmethod
+    def _every_replica_closes(core: SchedulerCore) -> bool:
+        return all(rs.closing for rs in core.replicas.values())
 
     def _push_state(self) -> None:
         state = self._make_state()

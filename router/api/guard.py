@@ -83,12 +83,13 @@ class Guard:
                         code="invalid_api_key",
                     )
                 )
-        elif path.startswith(_ADMIN_PREFIX) and not _is_local(scope):
+        elif path.startswith(_ADMIN_PREFIX) and not (_is_local(scope) and _is_own_page(headers)):
             raise ApiError(
                 ErrorInfo(
                     status=403,
                     type="invalid_request_error",
-                    message="Admin routes answer other hosts only when an API key is set (--api-keys).",
+                    message="Admin routes answer other hosts, and pages of other sites, only when an API key"
+                    " is set (--api-keys).",
                     code="admin_needs_key",
                 )
             )
@@ -133,6 +134,12 @@ def _bearer(headers: dict[bytes, bytes]) -> bytes:
 def _is_local(scope: Scope) -> bool:
     client = scope.get("client")
     return client is not None and client[0] in _LOCAL_HOSTS
+
+
+def _is_own_page(headers: dict[bytes, bytes]) -> bool:
+    """Whether no page of another site sends this: a browser on this host would, for any page that asks."""
+    origin = headers.get(b"origin")
+    return origin is None or origin.partition(b"://")[2] == headers.get(b"host", b"")
 
 
 def _noting(exchange: Exchange) -> Send:

@@ -102,7 +102,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class DrainRequest(msgspec.Struct, kw_only=True):
+class DrainRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     address: str
     """As `/admin/state` names the worker."""
     on: bool = True

@@ -62,6 +62,15 @@ async def test_admin_without_keys_answers_this_host_alone(make_api: MakeApi) -> 
     assert "--api-keys" in response.json()["error"]["message"]
 
 
+async def test_admin_without_keys_answers_no_page_of_another_site(make_api: MakeApi) -> None:
+    """A browser on this host would send it for any page, without asking first."""
+    http = make_api(OK).http
+    refused = await http.get("/admin/state", headers={"Origin": "http://evil.example"})
+    assert refused.status_code == 403
+    own = await http.get("/admin/state", headers={"Origin": f"http://{http.base_url.netloc.decode()}"})
+    assert own.status_code == 200
+
+
 async def test_readiness_follows_the_scheduler(make_api: MakeApi) -> None:
     api = make_api(OK)
     api.scheduler.set_state(ready=False, reason="worker 10.0.0.1:50051 is lost", n_replicas_live=0)

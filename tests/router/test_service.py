@@ -446,7 +446,10 @@ async def test_with_every_worker_draining_requests_wait_until_one_is_back() -> N
         answer = await ask(client, text(10, seed=1))
         await until(lambda: s.oldest_wait_s > 0, "it waits")
         assert not answer.tokens
+        assert not s.state.ready
+        assert "every worker drains" in s.state.reason
         await client.admin("drain_replica", address=worker.address, on=False)
+        assert s.state.ready
         await answer.end()
         answer.assert_right(worker)
 
