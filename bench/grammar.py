@@ -59,7 +59,7 @@ def main() -> None:
     set_wait_policy()
     runner = make_runner(WorkerConfig(model=args.model, attention="torch", threads=args.threads))
     if "grammar" not in runner.capacity.features:
-        raise SystemExit("this worker has no grammars: pip install 'quire[worker]'")
+        raise SystemExit("this worker has no grammars: pip install '.[worker]' in a checkout")
     host = describe_host()
     n_bound = max(1, round(args.rows * args.share))
     grammar = Grammar(kind=Grammar.JSON_SCHEMA, source=json.dumps(ENDLESS), strict=True)

@@ -109,8 +109,8 @@ def chat(
     url: Annotated[str, typer.Argument(help="The server.")] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="Model name; empty: the server's first.")] = "",
     system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature.", min=0)] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.", min=1)] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0)] = 0.3,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 1024,
     api_key: Annotated[str, typer.Option(help="API key.", envvar="QUIRE_API_KEY")] = "",
 ) -> None:
     """Talk to a server in the terminal. /reset forgets the talk, /quit ends, Ctrl-C stops an answer."""

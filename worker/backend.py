@@ -26,14 +26,15 @@ def make_runner(config: WorkerConfig) -> Runner:
         return make_fake_runner(config, _checkpoint(config) if config.model else None)
     if importlib.util.find_spec("torch") is None:
         raise StartError(
-            "a worker with a model needs torch, which is not installed: pip install 'quire[worker]'"
+            "a worker with a model needs torch, which is not installed: pip install '.[worker]' in a checkout"
         )
     checkpoint = _checkpoint(config)
     log.info("model found", model=checkpoint.name, path=str(checkpoint.path), kind=checkpoint.kind)
     if attention == "flashinfer":
         if importlib.util.find_spec("flashinfer") is None:
             raise StartError(
-                "--attention flashinfer needs FlashInfer, which is not installed: pip install 'quire[gpu]'"
+                "--attention flashinfer needs FlashInfer, which is not installed: pip install '.[gpu]' in a"
+                " checkout"
             )
         from worker.gpu.start import make_gpu_runner
 

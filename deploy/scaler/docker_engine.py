@@ -136,7 +136,7 @@ def connect() -> Any:
         import docker
         import docker.errors
     except ImportError:
-        raise ScaleError("scaling needs the Docker library: pip install 'quire[scale]'") from None
+        raise ScaleError("scaling needs the Docker library: pip install '.[scale]' in a checkout") from None
     try:
         client = docker.from_env(timeout=120)
         client.ping()

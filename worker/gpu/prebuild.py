@@ -77,7 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from flashinfer.jit import build_jit_specs
     except ImportError as error:
-        print(f"prebuild needs flashinfer and torch ({error}): pip install 'quire[gpu]'", file=sys.stderr)
+        print(
+            f"prebuild needs flashinfer and torch ({error}): pip install '.[gpu]' in a checkout",
+            file=sys.stderr,
+        )
         return 2
     if args.source is not None:
         return _install_archive(args.source)
