@@ -135,6 +135,9 @@ async def test_a_killed_worker_s_answers_go_on_where_it_is_compiled() -> None:
     ):
         client = LocalClient(s)
         await until(lambda: client.state.n_replicas_live == 2, "both live")
+        await (await ask(client, text(10, seed=9), n_new=5, grammar=CHOICE)).end()
+        # Requests go only where their grammar is compiled: on both, so that both get some.
+        await until(lambda: bool(one.runner.prepared and two.runner.prepared), "compiled on both")
         answers = await ask_all(client, [text(10, seed=i) for i in range(8)], n_new=400, grammar=CHOICE)
         for answer in answers:
             await answer.has(5)
