@@ -39,7 +39,7 @@ install-dev:
 test: install-dev lint ## lint, types and every test that this machine can run
 	$(PY) -m pytest -m "not gpu and not docker and not full"
 
-test-fast: install-dev ## the tests that take under a minute in all
+test-fast: install-dev ## the fast tests: no model, no browser
 	$(PY) -m pytest -m "not gpu and not docker and not full and not slow"
 
 test-full: install-dev ## the random tests at their full size
