@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +30,52 @@ DECODE_CASES = (
 )  # fmt: skip
 SHARED_CASES = ((64, 2240, 2048), (16, 8448, 8192), (256, 1408, 1024))
 """(rows, context, positions of it that all rows share)"""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCase:
+    """Prompts' chunks behind what is there already, beside decode rows."""
+
+    n_decode: int
+    decode_len: int
+    chunks: tuple[int, ...]
+    start: int = 0
+
+    @property
+    def name(self) -> str:
+        if not self.chunks:
+            return f"{self.n_decode} × {self.decode_len}"
+        size, n = self.chunks[0], len(self.chunks)
+        behind = f" behind {self.start}" if self.start else ""
+        return f"{self.n_decode} × {self.decode_len} + chunks {size} × {n}{behind}"
+
+
 PREFILL_CASES = (
-    (0, (128,)),
-    (0, (512,)),
-    (0, (1024,)),
-    (0, (4096,)),
-    (0, (512,) * 8),
-    (16, (256,)),
-    (16, (1024,)),
-    (240, (512,) * 4),
+    *(PrefillCase(0, 0, (n,)) for n in (128, 256, 512, 1024, 2048, 4096, 8192)),
+    *(PrefillCase(0, 0, (512,) * n) for n in (2, 4, 8, 16)),
+    *(PrefillCase(0, 0, (n,), start) for n in (2048, 4096, 8192) for start in (8192, 24576 - n)),
+    PrefillCase(8, 1088, (1024,)),
+    PrefillCase(16, 640, (256,)),
+    PrefillCase(16, 640, (1024,)),
+    PrefillCase(64, 2240, (128,), 2048),
+    PrefillCase(64, 2240, (128,) * 4, 2048),
+    PrefillCase(240, 640, (512,)),
+    PrefillCase(240, 640, (512,) * 4),
+    PrefillCase(240, 640, (512,) * 8),
+    PrefillCase(3, 30000, (2048,), 14336),
+    PrefillCase(3, 30000, (4096,), 12288),
+    PrefillCase(3, 30000, (8192,), 8192),
 )
-"""(decode rows of 640 tokens, prompts)"""
+
+PROFILED = (
+    PrefillCase(1, 640, ()),
+    PrefillCase(64, 640, ()),
+    PrefillCase(256, 640, ()),
+    PrefillCase(16, 640, (1024,)),
+    PrefillCase(240, 640, (512,) * 4),
+    PrefillCase(0, 0, (512,) * 16),
+    PrefillCase(3, 30000, (8192,), 8192),
+)
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -239,7 +274,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from worker.gpu.token_sizes import measure
 
         started = time.perf_counter()
-        token_sizes = measure(core.decoder, 2304) if args.prefill or args.profile else ()
+        token_sizes = (
+            measure(core.decoder, core.shape.max_step_tokens) if args.prefill or args.profile else ()
+        )
         print(f"token sizes measured in {time.perf_counter() - started:.1f} s: {token_sizes}", flush=True)
         core.capture_graphs(token_sizes)
         assert core.graphs is not None
@@ -289,24 +326,34 @@ def main(argv: Sequence[str] | None = None) -> int:
                 flush=True,
             )
     if args.prefill:
-        for n_decode, chunks in PREFILL_CASES:
+        for case in PREFILL_CASES:
             batch = make_batch(
-                core.shape, n_decode=n_decode, decode_len=640, chunk_lens=list(chunks), n_blocks=n_blocks
+                core.shape,
+                n_decode=case.n_decode,
+                decode_len=case.decode_len,
+                chunk_lens=list(case.chunks),
+                chunk_start=case.start,
+                n_blocks=n_blocks,
             )
-            timing = run_steps(core, batch, n_steps=12, allow_graph=not args.eager)
-            results.append({"rows": n_decode, "prompts": list(chunks), **timing})
+            timing = run_steps(core, batch, n_steps=9, allow_graph=not args.eager)
+            results.append({**asdict(case), **timing})
             print(
-                f"| {n_decode} + prompts {chunks[0]} × {len(chunks)} | {timing['step_ms']:.2f} | | "
+                f"| {case.name} | {timing['step_ms']:.2f} | | "
                 f"{timing['idle_ms']:.3f} | {timing['wall_ms']:.2f} | {timing['launch_ms']:.2f} |",
                 flush=True,
             )
     profiles: dict[str, Any] = {}
     if args.profile:
-        for rows, prompts in ((1, ()), (64, ()), (256, ()), (16, (1024,)), (240, (512,) * 4)):
+        for case in PROFILED:
             batch = make_batch(
-                core.shape, n_decode=rows, decode_len=640, chunk_lens=list(prompts), n_blocks=n_blocks
+                core.shape,
+                n_decode=case.n_decode,
+                decode_len=case.decode_len,
+                chunk_lens=list(case.chunks),
+                chunk_start=case.start,
+                n_blocks=n_blocks,
             )
-            key = f"{rows} rows of 640, prompts {list(prompts)}"
+            key = case.name
             profiles[key] = kernel_profile(core, batch, allow_graph=not args.eager)
             print(f"\n{key}: {sum(us for _, _, us in profiles[key]) / 1000:.2f} ms of kernels")
             for name, count, us in profiles[key][:14]:

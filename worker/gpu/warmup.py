@@ -16,12 +16,22 @@ def blocks_for_largest_step(shape: CoreShape, *, max_prefill_tokens: int) -> int
 
 
 def make_batch(
-    shape: CoreShape, *, n_decode: int, decode_len: int, chunk_lens: list[int], n_blocks: int, seq: int = 1
+    shape: CoreShape,
+    *,
+    n_decode: int,
+    decode_len: int,
+    chunk_lens: list[int],
+    n_blocks: int,
+    chunk_start: int = 0,
+    seq: int = 1,
 ) -> StepBatch:
-    """Decode rows of `decode_len` tokens and whole prompts of `chunk_lens`. Blocks are given out in order
-    from 1 and, when they run out, again from 1 (contents don't matter here)."""
+    """Decode rows of `decode_len` tokens and prompts' chunks of `chunk_lens` behind `chunk_start` positions
+    that are there already. Blocks are given out in order from 1 and, when they run out, again from 1
+    (contents don't matter here)."""
     n = n_decode + len(chunk_lens)
-    kv_lens = np.array([decode_len] * n_decode + chunk_lens, dtype=np.int32)
+    kv_lens = np.array(
+        [decode_len] * n_decode + [chunk_start + length for length in chunk_lens], dtype=np.int32
+    )
     q_lens = np.array([1] * n_decode + chunk_lens, dtype=np.int32)
     tables = np.zeros((shape.max_rows, shape.max_blocks_per_row), dtype=np.int32)
     at = 0
@@ -29,7 +39,7 @@ def make_batch(
         need = -(-int(kv_lens[row]) // shape.block_size)
         tables[row, :need] = (np.arange(at, at + need) % max(1, n_blocks - 1)) + 1
         at += need
-    longest = max([decode_len, *chunk_lens, 1])
+    longest = int(kv_lens.max(initial=1))
     rows = np.arange(n, dtype=np.int32)
     return StepBatch(
         seq=seq,
