@@ -11,6 +11,7 @@ from settings.flag import Flag, flag
 LOG_FORMAT_CHOICES = ("auto", "text", "json")
 LOG_LEVEL_CHOICES = ("debug", "info", "warning", "error")
 ATTENTION_CHOICES = ("auto", "torch", "flashinfer", "fake")
+PLACEMENT_CHOICES = ("exact", "random", "round-robin")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +99,12 @@ class RouterConfig(ApiConfig):
         help="Keep computed blocks and share them between requests with the same beginning.",
         effect="Off: every prompt is computed whole.",
         env=("PREFIX_CACHING", "USE_PREFIX_CACHING"),
+    )
+    placement: str = flag(
+        "exact",
+        help="How a request finds its replica. exact: by the prompt tokens that it would compute there, load "
+        "and KV pressure. random and round-robin look at none of these: for comparison.",
+        choices=PLACEMENT_CHOICES,
     )
     prefill_chunking: bool = flag(
         True,

@@ -8,6 +8,7 @@ from typing import Any
 from proto.version import PROTOCOL_VERSION
 from proto.worker_pb2 import Capacity
 from router.config import RouterConfig
+from router.dealing import Placement
 from router.errors import ReplicaMismatchError
 from router.ipc.messages import ModelInfo
 from router.policy import PolicyLimits
@@ -245,4 +246,5 @@ def policy_limits(config: RouterConfig, limits: Limits) -> PolicyLimits:
         prefill_chunking=config.prefill_chunking,
         prefix_caching=config.prefix_caching,
         max_passes=config.max_queue_passes,
+        placement=Placement(config.placement),
     )

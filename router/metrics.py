@@ -138,9 +138,14 @@ class SchedulerCollector(Collector):
                 ("quire_worker_idle_seconds", "Idle time of the device before the last step."),
             )
         }
-        evicted = CounterMetricFamily(
-            "quire_kv_blocks_evicted", "Cached blocks given up.", labels=["replica"]
-        )
+        counters = {
+            name: CounterMetricFamily(name, text, labels=["replica"])
+            for name, text in (
+                ("quire_kv_blocks_evicted", "Cached blocks given up."),
+                ("quire_replica_prefill_tokens", "Prompt tokens computed, since it was connected."),
+                ("quire_replica_output_tokens", "Tokens sampled for requests, since it was connected."),
+            )
+        }
         for replica_id, rs in core.replicas.items():
             label = [self._scheduler.fleet.links[replica_id].address]
             stats = rs.allocator.stats()
@@ -151,9 +156,11 @@ class SchedulerCollector(Collector):
             gauges["quire_kv_blocks_free"].add_metric(label, stats.free)
             gauges["quire_steps_in_flight"].add_metric(label, len(rs.in_flight))
             gauges["quire_worker_idle_seconds"].add_metric(label, rs.idle_us * 1e-6)
-            evicted.add_metric(label, stats.evicted_blocks)
+            counters["quire_kv_blocks_evicted"].add_metric(label, stats.evicted_blocks)
+            counters["quire_replica_prefill_tokens"].add_metric(label, rs.n_prefill_tokens)
+            counters["quire_replica_output_tokens"].add_metric(label, rs.n_output_tokens)
         yield from gauges.values()
-        yield evicted
+        yield from counters.values()
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

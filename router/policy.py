@@ -13,6 +13,7 @@ import numpy as np
 from proto.codec import pack_i32
 from proto.worker_pb2 import Admit, Step
 from router.budget import AnswerLengths
+from router.dealing import Placement, dealt
 from router.placement import ROW_COST_TOKENS, Prospect, by_cost, fits, prospect
 from router.plan import StepPlan
 from router.queue import RequestQueue
@@ -37,6 +38,7 @@ class PolicyLimits:
     prefix_caching: bool
     max_passes: int
     """How often a request that does not fit may be passed by smaller ones behind it."""
+    placement: Placement = Placement.EXACT
 
 
 @dataclass(slots=True)
@@ -244,6 +246,12 @@ class Policy:
         composition comes to the same choice. `left`: what this composition leaves to others."""
         if not self._may_take(rs, request, candidates):
             return None
+        if self.limits.placement is not Placement.EXACT:
+            takers = [other for other in candidates if self._may_take(other, request, candidates)]
+            chosen = dealt(self.limits.placement, request, takers)
+            if chosen is not rs:
+                return Prospect(replica=chosen, n_cached=0, wait=None, cost=0.0)
+            candidates = [rs]
         mine = prospect(rs, request, prefix_caching=self.limits.prefix_caching)
         if mine.wait is None and not self._fits(rs, request, mine.n_cached):
             return None

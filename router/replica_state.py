@@ -126,6 +126,10 @@ class ReplicaState:
         """Arrival numbers of requests that did not fit, valid for `misfits_version`."""
         self.misfits_version = -1
         self.steps_since_admit = 0
+        self.n_prefill_tokens = 0
+        """Prompt tokens that its steps have computed."""
+        self.n_output_tokens = 0
+        """Tokens that it has sampled for requests."""
         self.last_step_us = 0
         self.idle_us = 0
         self.worker_queue = 0

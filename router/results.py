@@ -70,6 +70,7 @@ class ResultApplier:
         stats = self._stats
         stats.n_steps += 1
         stats.n_prompt_tokens += step.n_prefill_tokens
+        rs.n_prefill_tokens += step.n_prefill_tokens
         stats.worker_step_s.add(result.step_us * 1e-6)
         stats.batch_rows.add(float(len(rows)))
         if result.errors:
@@ -157,6 +158,7 @@ class ResultApplier:
     def _observe(self, rs: ReplicaState, rows: I32, now: float) -> None:
         stats = self._stats
         stats.n_output_tokens += len(rows)
+        rs.n_output_tokens += len(rows)
         before = rs.last_token_s[rows]
         rs.last_token_s[rows] = now
         if before.min() >= 0:

@@ -379,6 +379,7 @@ async def test_metrics_count_requests_and_forget_a_lost_replica() -> None:
         assert "quire_time_to_first_token_seconds_count 10.0" in metrics
         assert "quire_inter_token_seconds_count 40.0" in metrics
         assert "quire_requests_total 10.0" in metrics
+        assert f'quire_replica_output_tokens_total{{replica="{one.address}"}}' in metrics
         assert f'quire_kv_blocks_free{{replica="{one.address}"}}' in metrics
         await one.kill()
         await until(lambda: client.state.n_replicas_live == 1, "the loss is seen")
