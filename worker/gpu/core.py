@@ -1,4 +1,4 @@
-"""The device side of the runner: weights, cache, row table, staging and graphs, and how one step is launched.
+"""The device side of the runner: weights, cache, inputs, sampler and graphs, and how one step is launched.
 
 One compute stream carries every kernel; results leave on a stream of their own. Nothing here waits for the
 device, except for a buffer whose last copy has not ended (which a window of steps never meets).
@@ -18,15 +18,14 @@ from worker.attention.flashinfer_backend import FlashInferPrefill, PrefillShape
 from worker.gpu.buffers import Buffers
 from worker.gpu.cache import PagedCache
 from worker.gpu.choices import DecodeTiles, decode_chunk, max_groups
-from worker.gpu.decoder import GpuDecoder, RowState
+from worker.gpu.decoder import GpuDecoder
 from worker.gpu.device import Gpu
 from worker.gpu.graph_sizes import pick_size
 from worker.gpu.graphs import GraphSet, capture
-from worker.gpu.head import HeadTensors
+from worker.gpu.inputs import StepInputs
 from worker.gpu.sampler import GpuSampler, Level
 from worker.gpu.sharing import Sharing, SharingCache
-from worker.gpu.staging import HEAD_FIELDS, HeadLayout, Slot, StagingRing, TableDelta
-from worker.gpu.step_plan import StepPlan, n_words_needed, pack
+from worker.gpu.step_plan import StepPlan, pack
 from worker.models.spec import DecoderWeights
 from worker.runner import StepBatch
 from worker.sampling import RawLogprobs
@@ -94,24 +93,22 @@ class GpuCore:
         device = gpu.device
         self.stream = torch.cuda.Stream(device)
         self.copy_stream = torch.cuda.Stream(device)
-        self.layout = HeadLayout(shape.max_rows)
-        n_words = self.layout.n_words + 4 * shape.max_step_tokens + (1 << 16)
-        self.staged = torch.zeros(n_words, dtype=torch.int32, device=device)
-        self._pinned: list[torch.Tensor] = []
-        self._ring = StagingRing(n_slots=LAUNCH_DEPTH + 1, make_buffer=lambda: self._pin(n_words))
-        self._delta = TableDelta(max_rows=shape.max_rows, block_size=shape.block_size)
-        self._pages = torch.zeros(
-            max(1 << 16, min(cache.n_blocks, 1 << 24)), dtype=torch.int32, device=device
+        self.inputs = StepInputs(
+            max_rows=shape.max_rows,
+            max_step_tokens=shape.max_step_tokens,
+            max_blocks_per_row=shape.max_blocks_per_row,
+            block_size=shape.block_size,
+            n_blocks=cache.n_blocks,
+            buffers=buffers,
+            device=device,
+            n_slots=LAUNCH_DEPTH + 1,
         )
-        self.rows = RowState(
-            table=torch.zeros((shape.max_rows, shape.max_blocks_per_row), dtype=torch.int32, device=device),
-            last=torch.zeros(shape.max_rows, dtype=torch.int32, device=device),
-        )
+        self.head = self.inputs.head
         self.decoder = GpuDecoder(
             weights,
             buffers=buffers,
             cache=cache,
-            rows=self.rows,
+            rows=self.inputs.rows,
             gpu=gpu,
             max_context=shape.max_context,
             tiles=tiles,
@@ -126,11 +123,10 @@ class GpuCore:
             n_turns=LAUNCH_DEPTH + 1,
             fa3=gpu.capability[0] == 9,
         )
-        self.head = self._head_views()
         self.sampler = GpuSampler(
             buffers=buffers,
             head=self.head,
-            last=self.rows.last,
+            last=self.inputs.rows.last,
             vocab_size=weights.spec.vocab_size,
             max_rows=shape.max_rows,
             n_slots=_N_SLOTS,
@@ -150,11 +146,7 @@ class GpuCore:
         """Of every decode size in the shape, and of mixed steps of these token counts. The staged head
         describes no live row then: all is padding."""
         self.token_sizes = token_sizes
-        self.staged.zero_()
-        for name in ("sample_rows", "members"):
-            start = self.layout.offset(name)
-            self.staged[start : start + self.layout.stride] = -1
-        self.buffers.token_row.fill_(-1)
+        self.inputs.clear()
         torch.cuda.synchronize(self.gpu.device)
         self.graphs = capture(
             self.shape.graph_sizes,
@@ -169,13 +161,13 @@ class GpuCore:
 
     def reset(self) -> None:
         torch.cuda.synchronize(self.gpu.device)
-        self._delta.reset()
+        self.inputs.delta.reset()
         self._sharing.reset()
         self._last_end = None
 
     def forget_row(self, row: int) -> None:
         """The row starts anew: the device knows none of its blocks."""
-        self._delta.forget(row)
+        self.inputs.delta.forget(row)
 
     # ---- a step ----
 
@@ -198,12 +190,12 @@ class GpuCore:
         n = batch.n_decode
         sharing = self._find_sharing(batch)
         self._slot = (self._slot + 1) % _N_SLOTS
-        slot, staging = self._slot, self._take_staging(batch)
+        slot, staging = self._slot, self.inputs.take(batch)
         plan = pack(
             batch,
             buffer=staging.buffer,
-            layout=self.layout,
-            delta=self._delta,
+            layout=self.inputs.layout,
+            delta=self.inputs.delta,
             n_padded=size if size is not None else batch.n_decode,
             keys=self.sampler.keys(rows, positions),
             slot=slot,
@@ -219,14 +211,15 @@ class GpuCore:
             n_total = pick_size(self.token_sizes, n_total) or n_total
         started = torch.cuda.Event(enable_timing=True)
         started.record(self.stream)
-        self._send(staging, plan)
+        self.inputs.send(staging, plan)
         if size is not None:
             assert self.graphs is not None
             self.graphs.graphs[size].forward.replay()
         elif decode_only:
             self._decode_forward(plan.n_decode)
         else:
-            self._stage_chunks(plan, n_total=n_total)
+            pages = self.inputs.stage_chunks(plan, n_total=n_total)
+            self.prefill.plan(PrefillShape(plan.chunk_q_lens, plan.chunk_kv_lens), pages)
             self._mixed_forward(plan, n_total=n_total, pieces=allow_graph, n_sampled=len(rows))
         if after_forward is not None:
             after_forward(plan)
@@ -287,109 +280,8 @@ class GpuCore:
             max_groups=max_groups(n_rows=n, group_rows=self._sharing.group_rows),
         )
 
-    def _pin(self, n_words: int) -> I32:
-        tensor = torch.zeros(n_words, dtype=torch.int32, pin_memory=True)
-        self._pinned.append(tensor)
-        view: I32 = tensor.numpy()
-        return view
-
-    def _head_views(self) -> HeadTensors:
-        def field_view(name: str) -> torch.Tensor:
-            start = self.layout.offset(name)
-            view = self.staged[start : start + self.shape.max_rows]
-            return view.view(torch.float32) if name in ("temperature", "top_p", "log_min_p") else view
-
-        return HeadTensors(
-            **{name: field_view(name) for name in HEAD_FIELDS},
-            slot=self.staged[self.layout.slot_offset : self.layout.slot_offset + 1],
-            chunk=self.staged[self.layout.chunk_offset : self.layout.chunk_offset + 1],
-        )
-
-    def _take_staging(self, batch: StepBatch) -> Slot:
-        needed = n_words_needed(batch, layout=self.layout, delta=self._delta)
-        if needed <= len(self.staged):
-            return self._ring.take()
-        # Rare: very many long prefixes admitted at once. Grown for good; old addresses stay valid for graphs,
-        # because only the tail moves.
-        return Slot(np.zeros(needed, dtype=np.int32))
-
-    def _send(self, staging: Slot, plan: StepPlan) -> None:
-        n = plan.n_words
-        host = torch.from_numpy(staging.buffer[:n])
-        if n <= len(self.staged):
-            self.staged[:n].copy_(host, non_blocking=True)
-            self._tail = self.staged
-        else:
-            self._tail = host.to(self.gpu.device)
-            self.staged[: self.layout.n_words].copy_(self._tail[: self.layout.n_words])
-        event = torch.cuda.Event()
-        event.record(self.stream)
-        staging.event = event
-        if plan.delta is not None:
-            self._update_table(plan)
-
-    def _span(self, span: tuple[int, int]) -> torch.Tensor:
-        return self._tail[span[0] : span[0] + span[1]]
-
-    def _update_table(self, plan: StepPlan) -> None:
-        from worker.gpu.kernels.rows import scatter_blocks_kernel
-
-        assert plan.delta is not None
-        rows, columns, blocks = plan.delta
-        n = rows[1]
-        scatter_blocks_kernel[(-(-n // 256),)](
-            self._span(rows),
-            self._span(columns),
-            self._span(blocks),
-            self.rows.table,
-            n,
-            self.rows.table.stride(0),
-            BLOCK=256,
-        )
-
-    def _stage_chunks(self, plan: StepPlan, *, n_total: int) -> None:
-        from worker.gpu.kernels.rows import gather_pages_kernel, mixed_inputs_kernel
-
-        b, head = self.buffers, self.head
-        mixed_inputs_kernel[(-(-n_total // 256),)](
-            head.rows,
-            head.lens,
-            self.rows.last,
-            self._span(plan.chunk_ids),
-            self._span(plan.chunk_positions),
-            self._span(plan.chunk_token_rows),
-            b.ids,
-            b.position,
-            b.token_row,
-            plan.n_decode,
-            plan.n_chunk_tokens,
-            n_total,
-            BLOCK=256,
-        )
-        n_chunks = len(plan.chunk_q_lens)
-        if plan.n_pages > len(self._pages):
-            self._pages = torch.zeros(plan.n_pages, dtype=torch.int32, device=self.gpu.device)
-        pages = self._pages[: plan.n_pages]
-        gather_pages_kernel[(n_chunks, -(-plan.most_pages // 1024))](
-            self._span(plan.chunk_rows),
-            self._span(plan.page_indptr),
-            self.rows.table,
-            pages,
-            self.rows.table.stride(0),
-            BLOCK=1024,
-        )
-        self.prefill.plan(PrefillShape(plan.chunk_q_lens, plan.chunk_kv_lens), pages)
-
-    def _decode_inputs(self, size: int) -> None:
-        from worker.gpu.kernels.rows import decode_inputs_kernel
-
-        b, head = self.buffers, self.head
-        decode_inputs_kernel[(-(-size // 256),)](
-            head.rows, head.lens, self.rows.last, b.ids, b.position, b.token_row, size, BLOCK=256
-        )
-
     def _decode_forward(self, size: int) -> None:
-        self._decode_inputs(size)
+        self.inputs.decode_inputs(size)
         self.decoder.forward(n_tokens=size, n_decode=size, head=self.head)
         self.decoder.logits(n_rows=size, index=None)
 

@@ -7,8 +7,6 @@ can be captured as a CUDA graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from worker.attention.flashinfer_backend import FlashInferPrefill
@@ -17,7 +15,6 @@ from worker.gpu.cache import PagedCache
 from worker.gpu.choices import (
     DecodeTiles,
     Role,
-    choose,
     decode_splits,
     decode_tiles,
     max_groups,
@@ -25,19 +22,11 @@ from worker.gpu.choices import (
 )
 from worker.gpu.device import Gpu
 from worker.gpu.head import HeadTensors
-from worker.gpu.linear import Kernel, LinearChoice, dot, matvec
+from worker.gpu.inputs import RowState
+from worker.gpu.linear import Kernel
+from worker.gpu.products import Products
 from worker.gpu.rope_table import rope_tables
 from worker.models.spec import DecoderWeights, LayerWeights
-
-
-@dataclass(slots=True)
-class RowState:
-    """The device's row table."""
-
-    table: torch.Tensor
-    """int32 [max rows, max blocks per row]"""
-    last: torch.Tensor
-    """int32 [max rows]: the token that each row sampled last"""
 
 
 class GpuDecoder:
@@ -69,7 +58,7 @@ class GpuDecoder:
         self.group_rows = shared_group_rows(
             group=self._group, windows=any(window is not None for window in self._windows)
         )
-        self._choices: dict[tuple[Role, int], LinearChoice] = {}
+        self._products = Products(buffers=buffers, gpu=gpu, rms_eps=self.spec.rms_eps)
 
     # ---- the pass ----
 
@@ -88,7 +77,7 @@ class GpuDecoder:
         """Norm and qkv of all tokens; rope and append of those from `first_chunk` on (decode attention does
         its own). Appends come before any attention: rows of one step may share what they write."""
         b, layer = self.buffers, self.weights.layers[index]
-        self._normed_product(Role.QKV, b.hidden[:n_tokens], layer.input_norm, layer.qkv, b.qkv[:n_tokens])
+        self._products.normed(Role.QKV, b.hidden[:n_tokens], layer.input_norm, layer.qkv, b.qkv[:n_tokens])
         if n_tokens > first_chunk:
             self._rope_append(index, layer, start=first_chunk, end=n_tokens)
 
@@ -116,7 +105,7 @@ class GpuDecoder:
 
     def after_attention(self, index: int, *, n_tokens: int) -> None:
         b, layer = self.buffers, self.weights.layers[index]
-        self._residual_product(Role.O, b.attention[:n_tokens], layer.o, layer.o_bias, b.hidden[:n_tokens])
+        self._products.residual(Role.O, b.attention[:n_tokens], layer.o, layer.o_bias, b.hidden[:n_tokens])
         self._mlp(layer, n_tokens=n_tokens)
 
     def logits(self, *, n_rows: int, index: torch.Tensor | None) -> None:
@@ -125,20 +114,20 @@ class GpuDecoder:
         b = self.buffers
         head = self.weights.lm_head
         out = b.logits[:n_rows]
-        self._norm(b.hidden, self.weights.final_norm, b.sampled_hidden, n_rows=n_rows, index=index)
+        self._products.norm(b.hidden, self.weights.final_norm, b.sampled_hidden, n_rows=n_rows, index=index)
         x = b.sampled_hidden[:n_rows]
-        choice = self._choose(Role.HEAD, n=head.shape[0], k=head.shape[1], m=n_rows)
+        choice = self._products.choose(Role.HEAD, n=head.shape[0], k=head.shape[1], m=n_rows)
         if choice.kernel is Kernel.CUBLAS:
             torch.mm(x, head.t(), out_dtype=torch.float32, out=out)
         else:
-            self._product(x, head, out, choice=choice, normed=True)
+            self._products.run(x, head, out, choice=choice, normed=True)
 
     def prompt_logits(self, *, start: int, end: int) -> torch.Tensor:
         """float32 [end - start, vocab] of these tokens of the pass. Allocates; may overwrite
         `buffers.normed`."""
         b = self.buffers
         n = end - start
-        self._norm(b.hidden[start:end], self.weights.final_norm, b.normed, n_rows=n)
+        self._products.norm(b.hidden[start:end], self.weights.final_norm, b.normed, n_rows=n)
         return torch.mm(b.normed[:n], self.weights.lm_head.t(), out_dtype=torch.float32)
 
     # ---- parts ----
@@ -147,14 +136,14 @@ class GpuDecoder:
         b = self.buffers
         hidden, inner = b.hidden[:n_tokens], b.inner[:n_tokens]
         n = self.spec.intermediate_size
-        choice = self._choose(Role.GATE_UP, n=n, k=self.spec.hidden_size, m=n_tokens)
+        choice = self._products.choose(Role.GATE_UP, n=n, k=self.spec.hidden_size, m=n_tokens)
         if choice.kernel is Kernel.CUBLAS:
-            self._norm(b.hidden, layer.post_norm, b.normed, n_rows=n_tokens)
+            self._products.norm(b.hidden, layer.post_norm, b.normed, n_rows=n_tokens)
             gate_up = b.gate_up[:n_tokens]
             torch.mm(b.normed[:n_tokens], layer.gate_up.t(), out=gate_up)
-            self._silu_mul(gate_up, layer.gate_up_bias, inner)
+            self._products.silu_mul(gate_up, layer.gate_up_bias, inner)
         elif choice.fuse_norm:
-            self._product(
+            self._products.run(
                 hidden,
                 layer.gate_up,
                 inner,
@@ -164,86 +153,11 @@ class GpuDecoder:
                 gated=True,
             )
         else:
-            self._norm(b.hidden, layer.post_norm, b.normed, n_rows=n_tokens)
-            self._product(
+            self._products.norm(b.hidden, layer.post_norm, b.normed, n_rows=n_tokens)
+            self._products.run(
                 b.normed[:n_tokens], layer.gate_up, inner, choice=choice, bias=layer.gate_up_bias, gated=True
             )
-        self._residual_product(Role.DOWN, inner, layer.down, layer.down_bias, hidden)
-
-    def _choose(self, role: Role, *, n: int, k: int, m: int) -> LinearChoice:
-        key = (role, m)
-        if key not in self._choices:
-            self._choices[key] = choose(role, n=n, k=k, m=m, sm_major=self.gpu.capability[0])
-        return self._choices[key]
-
-    def _normed_product(
-        self, role: Role, x: torch.Tensor, g: torch.Tensor, w: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        m = x.shape[0]
-        choice = self._choose(role, n=w.shape[0], k=w.shape[1], m=m)
-        if choice.fuse_norm:
-            self._product(x, w, out, choice=choice, g=g)
-            return
-        self._norm(x, g, self.buffers.normed, n_rows=m)
-        normed = self.buffers.normed[:m]
-        if choice.kernel is Kernel.CUBLAS:
-            torch.mm(normed, w.t(), out=out)
-        else:
-            self._product(normed, w, out, choice=choice)
-
-    def _residual_product(
-        self, role: Role, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor
-    ) -> None:
-        choice = self._choose(role, n=w.shape[0], k=w.shape[1], m=x.shape[0])
-        if choice.kernel is Kernel.CUBLAS:
-            torch.addmm(hidden, x, w.t(), out=hidden)
-            if bias is not None:
-                self._add_bias(hidden, bias)
-        else:
-            self._product(x, w, hidden, choice=choice, bias=bias, residual=True)
-
-    def _product(
-        self,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        choice: LinearChoice,
-        g: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        gated: bool = False,
-        residual: bool = False,
-        normed: bool = False,
-    ) -> None:
-        """`normed`: x is normalised already, whatever the choice says."""
-        eps = self.spec.rms_eps
-        if choice.kernel is Kernel.MATVEC:
-            matvec(
-                x,
-                w,
-                out,
-                choice=choice,
-                g=g,
-                eps=eps,
-                bias=bias,
-                gated=gated,
-                residual=residual,
-                pdl=self.pdl,
-            )
-        else:
-            dot(
-                x,
-                w,
-                out,
-                choice=choice,
-                workspace=self.buffers.split,
-                g=g,
-                eps=eps,
-                bias=bias,
-                gated=gated,
-                residual=residual,
-                pdl=self.pdl,
-            )
+        self._products.residual(Role.DOWN, inner, layer.down, layer.down_bias, hidden)
 
     # ---- launches ----
 
@@ -256,57 +170,6 @@ class GpuDecoder:
         # then read the step's inputs without waiting.
         embed_kernel[(n_tokens, -(-hidden // 1024))](
             b.ids, self.weights.embed, b.hidden, hidden, self.weights.embed.shape[0], BLOCK=1024, PDL=False
-        )
-
-    def _norm(
-        self,
-        x: torch.Tensor,
-        g: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        n_rows: int,
-        index: torch.Tensor | None = None,
-    ) -> None:
-        from worker.gpu.kernels.pointwise import rms_norm_kernel
-
-        hidden = self.spec.hidden_size
-        block = 1 << (hidden - 1).bit_length()
-        rms_norm_kernel[(n_rows,)](
-            x,
-            g,
-            out,
-            self.buffers.ids if index is None else index,
-            hidden,
-            self.spec.rms_eps,
-            INDEXED=index is not None,
-            BLOCK=block,
-            PDL=self.pdl,
-            num_warps=8 if block >= 4096 else 4,
-            launch_pdl=self.pdl,
-        )
-
-    def _silu_mul(self, gate_up: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-        from worker.gpu.kernels.pointwise import silu_mul_kernel
-
-        n_tokens, inner = out.shape
-        silu_mul_kernel[(n_tokens, -(-inner // 2048))](
-            gate_up,
-            gate_up if bias is None else bias,
-            out,
-            inner,
-            BIAS=bias is not None,
-            BLOCK=2048,
-            PDL=self.pdl,
-            num_warps=8,
-            launch_pdl=self.pdl,
-        )
-
-    def _add_bias(self, x: torch.Tensor, bias: torch.Tensor) -> None:
-        from worker.gpu.kernels.pointwise import add_bias_kernel
-
-        n_tokens, width = x.shape
-        add_bias_kernel[(n_tokens, -(-width // 1024))](
-            x, bias, width, BLOCK=1024, PDL=self.pdl, launch_pdl=self.pdl
         )
 
     def _rope_append(self, index: int, layer: LayerWeights, *, start: int, end: int) -> None:

@@ -32,7 +32,9 @@ HEAD_FIELDS = (
     "prefix",
     "members",
 )
-"""Per row of the step; each `max_rows` words. temperature, top_p and log_min_p hold float32 bits."""
+"""Per row of the step; each `max_rows` words."""
+FLOAT_FIELDS = frozenset({"temperature", "top_p", "log_min_p"})
+"""Those that hold float32 bits."""
 
 
 def align(n_words: int) -> int:
