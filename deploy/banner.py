@@ -17,8 +17,8 @@ _REQUEST_S = 5.0
 
 def base_url(config: RouterConfig) -> str:
     """Where a client on this host reaches the API."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
-    return f"http://{host}:{config.port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
 
 
 async def wait_healthy(config: RouterConfig, *, limit_s: float) -> None:

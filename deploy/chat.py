@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -46,13 +47,13 @@ class Talk:
         self.reset()
 
     def reset(self) -> None:
-        system = self.options.system
+        system = _sendable(self.options.system)
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def ask(self, text: str, show: Callable[[str], None]) -> None:
         """Streams the answer into `show` and keeps it; what came before Ctrl-C (KeyboardInterrupt, which
         closes the stream and so stops the server's work) is kept too. Raises ChatError, keeping nothing."""
-        messages = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": _sendable(text)}]
         parts: list[str] = []
         try:
             for part in self._stream(messages):
@@ -66,7 +67,7 @@ class Talk:
         self.messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
 
     def _stream(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
+        body: dict[str, Any] = {"model": _sendable(self.model), "messages": messages, "stream": True}
         if self.options.temperature is not None:
             body["temperature"] = self.options.temperature
         if self.options.max_tokens is not None:
@@ -98,9 +99,16 @@ def run_chat(url: str, options: ChatOptions) -> int:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (gives input() history and editing)
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    timeout = httpx.Timeout(None, connect=_CONNECT_S)
-    with httpx.Client(base_url=url, headers=headers, timeout=timeout) as client:
+    if isinstance(sys.stdin, io.TextIOWrapper) and isinstance(sys.stdout, io.TextIOWrapper):
+        # Whatever the locale: what is typed arrives, and a character that the terminal lacks is shown as "?".
+        sys.stdin.reconfigure(errors="surrogateescape")
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        client = _client(url, api_key=options.api_key)
+    except ChatError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    with client:
         talk = Talk(client, options)
         try:
             talk.connect()
@@ -109,6 +117,24 @@ def run_chat(url: str, options: ChatOptions) -> int:
             return 1
         print(f"{talk.model} at {url}. /reset forgets the talk, /quit ends, Ctrl-C stops an answer.")
         return _loop(talk)
+
+
+def _client(url: str, *, api_key: str) -> httpx.Client:
+    """For the server's address or the one that OpenAI's clients take, which ends in /v1. Raises ChatError."""
+    timeout = httpx.Timeout(None, connect=_CONNECT_S)
+    try:
+        headers = {"Authorization": f"Bearer {api_key}".encode("ascii")} if api_key else {}
+        return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
+    except httpx.InvalidURL as error:
+        raise ChatError(f"{url}: {error}") from error
+    except UnicodeEncodeError as error:
+        raise ChatError("the API key (--api-key, QUIRE_API_KEY) holds more than ASCII characters") from error
+
+
+def _sendable(text: str) -> str:
+    """Bytes of the terminal that were no characters of its encoding are lone surrogates in Python, which
+    JSON can't carry: read as UTF-8 as far as they are."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _loop(talk: Talk) -> int:

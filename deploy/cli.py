@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -32,6 +33,21 @@ _SERVE = {
     WorkerConfig: ("host", "port", "port_file"),
     ClaimConfig: ("claim_gpu",),
 }
+
+_REFUSALS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EPIPE,
+    }
+)
+"""What the system says of a full disk, missing rights, too few open files or a reader that has gone: no
+traceback would help."""
 
 
 def serve(
@@ -267,6 +283,9 @@ def main() -> NoReturn:
     except ConfigError as error:
         _fail(str(error), code=2)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
+            where = f": {error.filename}" if error.filename else ""
+            _fail(f"{error.strerror}{where}", code=1)
         if not _is_expected(error):
             raise
         _fail(str(error), code=1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import os
 import signal
 import sys
 import time
@@ -166,7 +168,7 @@ async def _run(supervisor: Supervisor, *, router: RouterConfig, plan: LaunchPlan
                 return 0
             supervisor.settle()
             took_s = time.monotonic() - started_s
-            print(await banner(router, n_workers=plan.n_workers, took_s=took_s), flush=True)
+            _show(await banner(router, n_workers=plan.n_workers, took_s=took_s), say=say)
         else:
             supervisor.settle()
             say("launcher", f"the router listens on port {router.port}")
@@ -216,6 +218,17 @@ def _log_format(wanted: str) -> str:
     if wanted != "auto":
         return wanted
     return "text" if sys.stderr.isatty() else "json"
+
+
+def _show(text: str, *, say: Say) -> None:
+    """On standard output; a server does not end for want of a reader there."""
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError) as error:
+        say("launcher", f"can't write to standard output: {error}")
+        with contextlib.suppress(OSError, ValueError):
+            # Else Python tries again at its end, and the exit code would be 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say_as(form: Format) -> Say:

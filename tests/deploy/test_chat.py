@@ -63,6 +63,13 @@ def test_reset_forgets_all_but_the_system_message() -> None:
     assert talk.messages == [{"role": "system", "content": "Be kind."}]
 
 
+def test_bytes_that_were_no_characters_of_the_locale_arrive() -> None:
+    stand = Stand(_delta("x"), "data: [DONE]\n\n")
+    talk = _talk(stand, system="gr\udcc3\udcbcn")
+    talk.ask("h\udcc3\udca9llo \udcff", lambda _: None)
+    assert [message["content"] for message in stand.asked[0]["messages"]] == ["grün", "héllo \ufffd"]
+
+
 def test_a_stopped_answer_is_kept_as_far_as_it_came() -> None:
     talk = _talk(Stand(_delta("one "), _delta("two"), "data: [DONE]\n\n"))
 

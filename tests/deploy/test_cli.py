@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,6 +84,9 @@ def test_every_command_has_help(command: str) -> None:
         (("fetch", "./nowhere"), 1, "error: no such model folder or file: ./nowhere"),
         (("info", "http://127.0.0.1:1"), 1, "error: http://127.0.0.1:1: "),
         (("chat", "http://127.0.0.1:1"), 1, "error: no server answers at http://127.0.0.1:1"),
+        (("chat", "http://127.0.0.1:x"), 1, "error: http://127.0.0.1:x: Invalid port"),
+        (("chat", "--api-key", "schlüssel"), 1, "error: the API key (--api-key, QUIRE_API_KEY) holds"),
+        (("info", "--api-key", "schlüssel"), 1, "error: http://127.0.0.1:8000: 'ascii' codec can't encode"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(
@@ -105,6 +109,24 @@ def test_a_programming_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cli, "app", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main()
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), "error: Permission denied: /x\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, shown: str
+) -> None:
+    def broken() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", broken)
+    assert _main(monkeypatch) == 1
+    assert capsys.readouterr().err == shown
 
 
 def test_config_errors_exit_with_two(monkeypatch: pytest.MonkeyPatch) -> None:

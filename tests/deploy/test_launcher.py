@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from deploy import launcher
+from deploy.banner import base_url
 from deploy.child import ChildSpec
 from deploy.errors import NoGpuError, PortTakenError
 from deploy.gpu_list import Gpu
 from deploy.launcher import LaunchPlan, child_specs, launch
 from deploy.ports import check_free
 from deploy.run_dir import run_dir
+from router.api.server import listen
 from router.config import RouterConfig
 from settings.ports import free_ports
 from worker.config import WorkerConfig
@@ -101,6 +105,53 @@ def test_a_taken_port_is_named_with_a_way_out() -> None:
 def test_an_address_that_is_not_ours() -> None:
     with pytest.raises(PortTakenError, match=r"can't listen on 192\.0\.2\.1 port 80 \(--host, --port\)"):
         check_free("192.0.2.1", 80)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_a_port_is_tried_at_the_address_that_the_server_will_take(host: str) -> None:
+    with listen(host, 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTakenError, match=f"port {port} on {host} is taken"):
+            check_free(host, port)
+
+
+def test_a_host_that_is_none() -> None:
+    with pytest.raises(PortTakenError, match=r"--host|Name or service not known"):
+        check_free("a" * 70 + ".example", 80)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("10.0.0.5", "http://10.0.0.5:8000"),
+        ("localhost", "http://localhost:8000"),
+    ],
+)
+def test_where_a_client_on_this_host_reaches_the_api(host: str, url: str) -> None:
+    assert base_url(RouterConfig(host=host)) == url
+
+
+def test_a_closed_standard_output_does_not_end_the_server() -> None:
+    code = (
+        "from deploy.launcher import _show\n_show('Ready', say=lambda _, line: print(line, file=sys.stderr))"
+    )
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys\n{code}"],
+            cwd=Path(__file__).parents[2],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        0,
+        "can't write to standard output: [Errno 28] No space left on device\n",
+    )
 
 
 def test_free_ports_differ() -> None:
