@@ -123,7 +123,7 @@ def _client(url: str, *, api_key: str) -> httpx.Client:
     """For the server's address or the one that OpenAI's clients take, which ends in /v1. Raises ChatError."""
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
     try:
-        headers = {"Authorization": f"Bearer {api_key}".encode("ascii")} if api_key else {}
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
     except httpx.InvalidURL as error:
         raise ChatError(f"{url}: {error}") from error

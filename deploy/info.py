@@ -11,7 +11,7 @@ import httpx
 def print_info(url: str, *, api_key: str) -> int:
     """Prints the server's /info; the exit code."""
     try:
-        headers = {"Authorization": f"Bearer {api_key}".encode("ascii")} if api_key else {}
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         response = httpx.get(f"{url.rstrip('/')}/info", headers=headers, timeout=10.0)
         response.raise_for_status()
         print(json.dumps(response.json(), indent=2, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))
