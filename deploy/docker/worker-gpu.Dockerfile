@@ -2,22 +2,33 @@
 #
 #   docker build -f deploy/docker/worker-gpu.Dockerfile -t quire/worker-gpu:0.1.0 .
 #
-# BUILD_IMAGE        with nvcc; compiles the kernels, needs no GPU, is not part of the result
-# BASE_IMAGE         of the result: the same distribution and Python, no compiler
-# CUDA_ARCHS         architectures to compile for; HEAD_DIMS: head sizes
+# The CUDA libraries come with torch and nvcc comes as a package, so no image of NVIDIA's is needed, and no GPU to
+# build. The result holds neither nvcc nor g++; it keeps gcc, with which Triton makes the launchers of its kernels
+# at the first start.
+#
+# BASE_IMAGE         Debian or Ubuntu with Python 3.11 or 3.12 and venv
+# CUDA_ARCHS         architectures that kernels are compiled for (compute capabilities)
+# HEAD_DIMS, DTYPES, KV_CACHE_DTYPES
+#                    what they are compiled for; fewer of each make a shorter build and a smaller image
+# MAX_JOBS           compilers at once; each takes up to 4 GB
 # PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_TRUSTED_HOST, PIP_FIND_LINKS
 #                    package indexes, as pip reads them; one with a password belongs into the secret
 # secret pip_conf    a pip.conf:          --secret id=pip_conf,src=pip.conf
 # secret ca_bundle   certificates in PEM: --secret id=ca_bundle,src=ca.pem
 # HTTP_PROXY, HTTPS_PROXY, NO_PROXY       are passed on by Docker itself
 # TORCH_INDEX        where torch comes from: an index URL, or empty for pip's own
-ARG BUILD_IMAGE=nvidia/cuda:13.0.1-devel-ubuntu24.04
-ARG BASE_IMAGE=nvidia/cuda:13.0.1-base-ubuntu24.04
+ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-FROM ${BUILD_IMAGE} AS build
+# What both stages below begin with. Debian's Python has its headers in a package of their own; the official
+# image has them anyway.
+FROM ${BASE_IMAGE} AS base
 RUN apt-get update && \
-    apt-get install -y --no-install-recommends python3 python3-dev python3-venv ninja-build g++ && \
+    apt-get install -y --no-install-recommends gcc libc6-dev && \
+    headers=$(python3 -c "import sysconfig; print(sysconfig.get_paths(scheme='posix_prefix')['include'])") && \
+    if [ ! -e "$headers/Python.h" ]; then apt-get install -y --no-install-recommends python3-dev; fi && \
     rm -rf /var/lib/apt/lists/*
+
+FROM base AS build
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
@@ -33,23 +44,32 @@ RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
     ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements/gpu.txt
 COPY pyproject.toml /src/
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
-    python3 docker/requirements_of.py pyproject.toml gpu >/tmp/wanted.txt && \
-    sh docker/pip_install.sh -c requirements/constraints.txt -r /tmp/wanted.txt "setuptools>=77"
+    python3 docker/requirements_of.py pyproject.toml gpu | grep -v '^flashinfer' >/tmp/wanted.txt && \
+    sh docker/pip_install.sh -c requirements/constraints.txt -r /tmp/wanted.txt "setuptools>=77" && \
+    sh docker/pip_install.sh --no-deps -r requirements/flashinfer.txt
 
 FROM build AS kernels
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+# The linker looks for names without a version, and for a libcuda, which only hosts with a driver have.
+ENV CUDA_HOME=/opt/cuda/nvidia/cu13
+RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
+    sh docker/pip_install.sh --no-deps --target /opt/cuda -r requirements/cuda-compiler.txt && \
+    ln -sfn lib "$CUDA_HOME/lib64" && mkdir -p "$CUDA_HOME/lib/stubs" && \
+    ln -sf libcudart.so.13 "$CUDA_HOME/lib/libcudart.so" && \
+    echo | gcc -shared -x c -Wl,-soname,libcuda.so.1 -o "$CUDA_HOME/lib/stubs/libcuda.so" -
 ARG CUDA_ARCHS=8.0,8.6,8.9,9.0a,10.0a
 ARG HEAD_DIMS=64,128,256
-COPY worker /src/worker
-# Linking wants a libcuda, which only hosts with a driver have; the toolkit's stub stands in. The finished
-# libraries go where FlashInfer looks before it would compile.
-RUN ln -sf /usr/local/cuda/lib64/stubs/libcuda.so /usr/lib/x86_64-linux-gnu/libcuda.so && \
-    FLASHINFER_WORKSPACE_BASE=/tmp/kernels PYTHONPATH=/src \
+ARG DTYPES=bfloat16,float16
+ARG KV_CACHE_DTYPES=auto,fp8_e4m3,fp8_e5m2
+ARG MAX_JOBS
+COPY worker/__init__.py /src/worker/
+COPY worker/gpu/__init__.py worker/gpu/prebuild.py /src/worker/gpu/
+# The finished libraries lie where FlashInfer looks before it would compile; /kernels has them for the last stage.
+RUN FLASHINFER_WORKSPACE_BASE=/tmp/kernels PYTHONPATH=/src PATH=/opt/cuda/bin:$PATH MAX_JOBS=${MAX_JOBS:-$(nproc)} \
     /opt/venv/bin/python -m worker.gpu.prebuild --arch "$CUDA_ARCHS" --head-dim "$HEAD_DIMS" \
-    --dtype bfloat16,float16 --kv-cache-dtype auto,fp8_e4m3,fp8_e5m2 --sliding-window && \
-    sh -c 'for file in $(find /tmp/kernels -path "*/cached_ops/*.so"); do \
-    name=$(basename "$file" .so); \
-    install -D "$file" $(echo /opt/venv/lib/python3*/site-packages)/flashinfer/data/aot/$name/$name.so || exit 1; \
-    done' && rm -rf /tmp/kernels
+    --dtype "$DTYPES" --kv-cache-dtype "$KV_CACHE_DTYPES" --sliding-window && \
+    rm -rf /tmp/kernels && cd /opt/venv && \
+    mkdir /kernels && cp -a --parents lib/python3*/site-packages/flashinfer/data/aot /kernels/
 
 FROM build AS package
 COPY pyproject.toml README.md LICENSE /src/
@@ -63,7 +83,7 @@ COPY deploy /src/deploy
 RUN /opt/venv/bin/python -m pip install --no-cache-dir --no-index --no-deps --no-build-isolation \
     --disable-pip-version-check --target /code /src
 
-FROM ${BASE_IMAGE}
+FROM base
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="quire-worker-gpu" \
@@ -71,10 +91,6 @@ LABEL org.opencontainers.image.title="quire-worker-gpu" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-# Triton compiles a launcher for its kernels with the C compiler at the first start; FlashInfer needs none.
-RUN apt-get update && \
-    apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev ca-certificates && \
-    rm -rf /var/lib/apt/lists/*
 # /run/quire-gpus is a volume too: the locks by which workers share the host's GPUs.
 RUN useradd --uid 10001 --user-group --create-home quire && install -d -o quire -g quire /models && \
     install -d -m 1777 /run/quire-gpus
@@ -94,7 +110,8 @@ ENV PATH=/opt/venv/bin:/opt/quire/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     OMP_NUM_THREADS=4
-COPY --from=kernels /opt/venv /opt/venv
+COPY --from=build /opt/venv /opt/venv
+COPY --from=kernels /kernels /opt/venv
 COPY --from=package /code /opt/quire
 USER 10001:10001
 WORKDIR /home/quire
