@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.api.reply import json_reply
 from router.api.responses.schema import ResponsesRequest
 from router.api.schema import (
     ChatRequest,
@@ -138,13 +138,14 @@ def openapi_description() -> dict[str, Any]:
 
 
 class OpenApiRoute:
-    """The description never changes while a process lives."""
-
-    def __init__(self) -> None:
-        self._description = openapi_description()
-
     async def describe(self, request: Request) -> Response:
-        return json_reply(self._description)
+        return Response(_encoded(), media_type="application/json")
+
+
+@functools.cache
+def _encoded() -> bytes:
+    """The description never changes while a process lives, and few ask for it."""
+    return msgspec.json.encode(openapi_description())
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
