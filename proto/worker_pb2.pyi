@@ -281,7 +281,8 @@ class Step(_message.Message):
     prefill chunks and the decode set together in one forward pass.
 
     The decode set is derived on both sides: the rows of the last step's decode set, minus evicts, plus
-    the rows whose known tokens were all computed by an earlier step (they sampled a token there).
+    the rows whose known tokens were all computed by an earlier step (they sampled a token there). A step with
+    `hold_decode` computes its chunks alone: the decode set stays as it is and goes on with the next step.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -296,6 +297,7 @@ class Step(_message.Message):
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     N_DECODE_ROWS_FIELD_NUMBER: _builtins.int
     ZERO_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOLD_DECODE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 … within one Run; 0 only for the opening message"""
     evicts: _builtins.bytes
@@ -309,9 +311,11 @@ class Step(_message.Message):
     chunk_tokens: _builtins.bytes
     """i32[]: how many tokens each computes"""
     n_decode_rows: _builtins.int
-    """cross-check of the derived decode set"""
+    """cross-check of the derived decode set; 0 with hold_decode"""
     zero_blocks: _builtins.bytes
     """i32[]: blocks whose KV is zeroed first"""
+    hold_decode: _builtins.bool
+    """no decode row computes in this step"""
     @_builtins.property
     def open(self) -> Global___Open: ...
     @_builtins.property
@@ -329,10 +333,11 @@ class Step(_message.Message):
         chunk_tokens: _builtins.bytes = ...,
         n_decode_rows: _builtins.int = ...,
         zero_blocks: _builtins.bytes = ...,
+        hold_decode: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admits", b"admits", "chunk_rows", b"chunk_rows", "chunk_tokens", b"chunk_tokens", "evicts", b"evicts", "grow_blocks", b"grow_blocks", "grow_rows", b"grow_rows", "n_decode_rows", b"n_decode_rows", "open", b"open", "seq", b"seq", "zero_blocks", b"zero_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admits", b"admits", "chunk_rows", b"chunk_rows", "chunk_tokens", b"chunk_tokens", "evicts", b"evicts", "grow_blocks", b"grow_blocks", "grow_rows", b"grow_rows", "hold_decode", b"hold_decode", "n_decode_rows", b"n_decode_rows", "open", b"open", "seq", b"seq", "zero_blocks", b"zero_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +356,7 @@ class Admit(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     epoch: _builtins.int
     """raised each time the row is reused"""
@@ -363,6 +369,8 @@ class Admit(_message.Message):
     n_cached: _builtins.int
     """leading tokens whose KV is already in those blocks; < len(tokens)"""
     adapter_id: _builtins.str
+    traceparent: _builtins.str
+    """W3C Trace Context of the request; empty when it is not traced"""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -381,10 +389,11 @@ class Admit(_message.Message):
         sampling: Global___Sampling | None = ...,
         grammar: Global___Grammar | None = ...,
         adapter_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "blocks", b"blocks", "epoch", b"epoch", "grammar", b"grammar", "n_cached", b"n_cached", "n_prompt", b"n_prompt", "row", b"row", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "blocks", b"blocks", "epoch", b"epoch", "grammar", b"grammar", "n_cached", b"n_cached", "n_prompt", b"n_prompt", "row", b"row", "sampling", b"sampling", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
