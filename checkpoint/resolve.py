@@ -10,14 +10,15 @@ from checkpoint.checkpoint import Checkpoint, CheckpointError
 from checkpoint.folder import folder_checkpoint
 from checkpoint.gguf_config import gguf_checkpoint
 from checkpoint.hub import fetch_hub, is_hub_id
+from checkpoint.paths import user_path
 from checkpoint.smollm2 import SMOLLM2, fetch_smollm2
 
 
 def default_cache_dir() -> Path:
     """`$QUIRE_CACHE`, else `$XDG_CACHE_HOME/quire`, else `~/.cache/quire`; models lie in its `models`."""
     if cache := os.environ.get("QUIRE_CACHE"):
-        return Path(cache).expanduser() / "models"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire" / "models"
+        return user_path(cache) / "models"
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "quire" / "models"
 
 
 def resolve(
@@ -40,7 +41,7 @@ def resolve(
     if name == SMOLLM2:
         path = fetch_smollm2(cache_dir or default_cache_dir(), offline=offline, say=say)
         return gguf_checkpoint(path, name=name)
-    local = Path(name).expanduser()
+    local = user_path(name)
     if local.is_dir():
         return _local_folder(local, name)
     if local.is_file():

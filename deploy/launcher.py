@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from checkpoint.paths import user_path
 from checkpoint.resolve import resolve
 from deploy.banner import banner, wait_healthy
 from deploy.child import ChildSpec
@@ -147,7 +148,7 @@ def _fetch(worker: WorkerConfig, *, say: Say) -> None:
     """Before any process starts, so that workers don't fetch side by side and its progress is seen."""
     resolve(
         worker.model,
-        cache_dir=Path(worker.cache_dir).expanduser() if worker.cache_dir else None,
+        cache_dir=user_path(worker.cache_dir) if worker.cache_dir else None,
         offline=worker.offline,
         revision=worker.revision or None,
         say=lambda line: say("launcher", line),

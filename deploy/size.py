@@ -130,10 +130,11 @@ def config_of(model: str, *, revision: str | None) -> dict[str, Any]:
     """The model's config in transformers' form. Of a hub model only config.json is fetched. Raises
     CheckpointError."""
     from checkpoint.hub import is_hub_id
+    from checkpoint.paths import user_path
     from checkpoint.resolve import resolve
     from checkpoint.smollm2 import SMOLLM2
 
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.is_dir():
         return _read(path / "config.json")
     if path.is_file() or model == SMOLLM2 or not is_hub_id(model):

@@ -29,7 +29,10 @@ def _convert_one(text: str, kind: Any) -> Any:
     if kind is str:
         return text
     if kind is Path:
-        return Path(text).expanduser()
+        try:
+            return Path(text).expanduser()
+        except RuntimeError:
+            raise ValueError("a path without ~, for this user has no home folder") from None
     if kind is bool:
         return _bool(text)
     if kind is int:

@@ -4,11 +4,11 @@ torch, a CPU worker no GPU library."""
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import structlog
 
 from checkpoint.checkpoint import Checkpoint
+from checkpoint.paths import user_path
 from checkpoint.resolve import resolve
 from worker.config import WorkerConfig
 from worker.errors import StartError
@@ -62,7 +62,7 @@ def _checkpoint(config: WorkerConfig) -> Checkpoint:
     log = structlog.get_logger("worker.backend")
     return resolve(
         config.model,
-        cache_dir=Path(config.cache_dir).expanduser() if config.cache_dir else None,
+        cache_dir=user_path(config.cache_dir) if config.cache_dir else None,
         offline=config.offline,
         revision=config.revision or None,
         say=lambda line: log.info(line),

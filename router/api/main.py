@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import structlog
 from prometheus_client import disable_created_metrics
 
 from checkpoint.chat_template import load_chat_template
 from checkpoint.checkpoint import Checkpoint, CheckpointError
+from checkpoint.paths import user_path
 from checkpoint.resolve import resolve
 from checkpoint.tokenizer import load_tokenizer
 from router.api.app import create_app
@@ -25,6 +25,7 @@ from router.ipc.client import SchedulerClient
 from router.ipc.socket_client import SocketClient
 from settings.errors import ConfigError
 from settings.logs import configure_logs
+from settings.tracing import open_tracing
 
 _log = structlog.get_logger("quire.api")
 
@@ -37,6 +38,7 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
     try:
         IpcAddress.parse(config.scheduler_address)
         text = load_text_model(config, config.model) if config.model else None
+        tracing = open_tracing(config.otlp_endpoint, service="quire-api")
         listener = listen(config.host, config.port, shared=config.share_port)
     except (CheckpointError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -44,7 +46,7 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
 
     async def main() -> int:
         client = SocketClient.connect(config.scheduler_address)
-        app = create_app(client=client, config=config, tokenizer=None)
+        app = create_app(client=client, config=config, tokenizer=None, tracing=tracing)
         context: ApiContext = app.state.context
         context.loaded = text
         server = ApiServer(app, listener)
@@ -57,6 +59,8 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
             await client.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
         for failure in failures:
             print(f"error: {failure}", file=sys.stderr)
         return 1 if failures else 0
@@ -73,7 +77,7 @@ def _text_model(config: RouterConfig, checkpoint: Checkpoint) -> TextModel:
     source = None
     if config.chat_template is not None:
         try:
-            source = Path(config.chat_template).expanduser().read_text(encoding="utf-8")
+            source = user_path(config.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--chat-template {config.chat_template} can't be read: {error}") from error
     tokenizer = load_tokenizer(checkpoint)

