@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ def plain_logs() -> Iterator[None]:
 
 
 MakeApi = Callable[..., Api]
+_compiled = functools.cache(ChatTemplate)
+"""Templates keep no state, and compiling one takes longer than most tests."""
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ async def make_api() -> AsyncIterator[MakeApi]:
             client=scheduler,
             config=ApiConfig(**config),
             tokenizer=tiny_tokenizer(),
-            chat_template=None if template is None else ChatTemplate(template),
+            chat_template=None if template is None else _compiled(template),
         )
         transport = httpx.ASGITransport(app=app, client=(peer, 1))
         http = httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers)

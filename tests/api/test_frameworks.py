@@ -1,4 +1,4 @@
-"""Frameworks that speak OpenAI's API, as far as they are installed, against the real server."""
+"""Frameworks that speak OpenAI's API (the extra `clients`), against the real server."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from tests.api.scripted import Script, ScriptedClient, model_info, server_state
 from tests.api.tiny import byte_ids, tiny_tokenizer
 from tests.api.tools.test_chat_tools import CALL, HERMES
 
+pytestmark = [
+    pytest.mark.slow,  # importing them takes seconds
+    pytest.mark.filterwarnings("ignore:Items? '.*' on TypedDict class"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 CITY = '{"city": "Köln"}'
 HI = [{"role": "user", "content": "hi"}]
 
@@ -26,7 +31,7 @@ class Weather(BaseModel):
     city: str
 
 
-def _scheduler() -> ScriptedClient:
+def framework_scheduler() -> ScriptedClient:
     """Answers with words, with a call when it is shown tools, and with words again after a result."""
 
     def script(spec: RequestSpec) -> Script:
@@ -49,7 +54,7 @@ async def test_langchain() -> None:
         """The weather in a city."""
         return city
 
-    async with serving(_scheduler(), template=HERMES) as live:
+    async with serving(framework_scheduler(), template=HERMES) as live:
         model = langchain_openai.ChatOpenAI(
             model="tiny", base_url=f"{live.url}/v1", api_key="x", max_tokens=300
         )
@@ -65,7 +70,7 @@ async def test_langchain() -> None:
 async def test_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = pytest.importorskip("litellm")
-    async with serving(_scheduler(), template=HERMES) as live:
+    async with serving(framework_scheduler(), template=HERMES) as live:
         fields: Any = {"model": "openai/tiny", "api_base": f"{live.url}/v1", "api_key": "x", "messages": HI}
         whole = await litellm.acompletion(**fields)
         assert whole.choices[0].message.content == "hello world"
@@ -77,7 +82,7 @@ async def test_instructor() -> None:
     instructor = pytest.importorskip("instructor")
     import openai
 
-    async with serving(_scheduler(), template=HERMES) as live:
+    async with serving(framework_scheduler(), template=HERMES) as live:
         for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
             plain = openai.OpenAI(base_url=f"{live.url}/v1", api_key="x")
             client = instructor.from_openai(plain, mode=mode)
@@ -98,7 +103,7 @@ async def test_pydantic_ai() -> None:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    async with serving(_scheduler(), template=HERMES) as live:
+    async with serving(framework_scheduler(), template=HERMES) as live:
         provider = OpenAIProvider(base_url=f"{live.url}/v1", api_key="x")
         agent = Agent(OpenAIChatModel("tiny", provider=provider), model_settings={"max_tokens": 300})
 
