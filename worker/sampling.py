@@ -17,7 +17,8 @@ import torch
 from proto.worker_pb2 import Sampling
 from worker.sampling_filters import FilterParams, apply_min_p, candidates
 from worker.sampling_noise import gumbel_noise_rows, row_keys
-from worker.sampling_rows import GREEDY_BELOW, SamplingRows
+from worker.sampling_params import GREEDY_BELOW
+from worker.sampling_rows import SamplingRows
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]

@@ -32,6 +32,10 @@ class Buffers:
     """[max rows, hidden]"""
     logits: torch.Tensor
     """float32 [max rows, vocab]"""
+    work: torch.Tensor
+    """The same, changed by penalties, bias and masks."""
+    seen: torch.Tensor
+    """int32 [max rows, vocab], by row of the table: see `kernels/adjust.py`"""
     floor: torch.Tensor
     best: torch.Tensor
     best_id: torch.Tensor
@@ -81,6 +85,8 @@ def make_buffers(
         inner=empty(max_tokens, spec.intermediate_size),
         sampled_hidden=empty(max_rows, spec.hidden_size),
         logits=empty(max_rows, spec.vocab_size, of=torch.float32),
+        work=empty(max_rows, spec.vocab_size, of=torch.float32),
+        seen=torch.zeros((max_rows, spec.vocab_size), dtype=torch.int32, device=device),
         floor=torch.full((max_rows,), -torch.inf, dtype=torch.float32, device=device),
         best=empty(max_rows * n_tiles, of=torch.float32),
         best_id=empty(max_rows * n_tiles, of=torch.int32),

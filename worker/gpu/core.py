@@ -23,12 +23,12 @@ from worker.gpu.device import Gpu
 from worker.gpu.graph_sizes import pick_size
 from worker.gpu.graphs import GraphSet, capture
 from worker.gpu.inputs import StepInputs
-from worker.gpu.sampler import GpuSampler, Level
+from worker.gpu.sampler import GpuSampler, Needs
 from worker.gpu.sharing import Sharing, SharingCache
 from worker.gpu.step_plan import StepPlan, pack
 from worker.models.spec import DecoderWeights
 from worker.runner import StepBatch
-from worker.sampling import RawLogprobs
+from worker.sampling import RawLogprobs, TokenMasks
 
 I32 = npt.NDArray[np.int32]
 
@@ -177,16 +177,18 @@ class GpuCore:
         *,
         allow_graph: bool = True,
         after_forward: Callable[[StepPlan], None] | None = None,
+        find_masks: Callable[[], TokenMasks | None] | None = None,
     ) -> Launched:
         """Start the step; at least one row computes. Called within the compute stream's context.
-        after_forward may launch more work on the pass's hidden states."""
+        after_forward may launch more work on the pass's hidden states; find_masks, given when a grammar
+        constrains some row, is called once the pass runs, and may wait."""
         size = None
         decode_only = batch.n_decode == len(batch.rows)
         if decode_only and allow_graph and self.graphs is not None:
             size = pick_size(self.shape.graph_sizes, batch.n_decode)
         places = np.flatnonzero(batch.samples)
         rows, positions = batch.rows[places].copy(), batch.kv_lens[places].copy()
-        level = self.sampler.level(rows, positions)
+        needs = self.sampler.needs(rows, positions, masked=find_masks is not None)
         n = batch.n_decode
         sharing = self._find_sharing(batch)
         self._slot = (self._slot + 1) % _N_SLOTS
@@ -223,7 +225,8 @@ class GpuCore:
             self._mixed_forward(plan, n_total=n_total, pieces=allow_graph, n_sampled=len(rows))
         if after_forward is not None:
             after_forward(plan)
-        raw = self._sample(level, rows=rows, positions=positions, slot=slot, size=size)
+        masks = find_masks() if find_masks is not None else None
+        raw = self._sample(needs, rows=rows, positions=positions, slot=slot, size=size, masks=masks)
         ended = torch.cuda.Event(enable_timing=True)
         ended.record(self.stream)
         if not decode_only:
@@ -327,15 +330,20 @@ class GpuCore:
         return [first, *(partial(between, index) for index in range(1, n_layers)), last]
 
     def _sample(
-        self, level: Level, *, rows: I32, positions: I32, slot: int, size: int | None
+        self,
+        needs: Needs,
+        *,
+        rows: I32,
+        positions: I32,
+        slot: int,
+        size: int | None,
+        masks: TokenMasks | None,
     ) -> RawLogprobs | None:
         if not len(rows):
             return None
-        if level is Level.GENERAL:
-            return self.sampler.sample_general(rows=rows, positions=positions, slot=slot)
-        if size is not None and level is Level.LEAN:
+        if size is not None and needs.lean:
             assert self.graphs is not None
             self.graphs.graphs[size].sample.replay()
         else:
-            self.sampler.launch(n_rows=len(rows), filtered=level is Level.FILTERED)
-        return None
+            self.sampler.sample(rows, positions, needs, masks=masks)
+        return self.sampler.logprobs(rows, positions, needs, slot=slot)

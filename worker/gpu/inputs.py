@@ -1,25 +1,20 @@
 """A step's inputs on the device: one packed copy, then the row table, the token ids and FlashInfer's pages.
 
-Owns the staging buffers of both sides and the device's block table. Captured graphs read the head at fixed
-addresses; nothing here waits for the device, except for a host buffer whose last copy has not ended (which a
-window of steps never meets).
+Owns the packed copy and the device's block table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from worker.gpu.buffers import Buffers
 from worker.gpu.head import HeadTensors
-from worker.gpu.staging import FLOAT_FIELDS, HEAD_FIELDS, HeadLayout, Slot, StagingRing, TableDelta
+from worker.gpu.packed import PackedBuffer
+from worker.gpu.staging import FLOAT_FIELDS, HEAD_FIELDS, HeadLayout, Slot, TableDelta
 from worker.gpu.step_plan import StepPlan, n_words_needed
 from worker.runner import StepBatch
-
-I32 = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
@@ -51,10 +46,9 @@ class StepInputs:
         self._max_rows = max_rows
         self.layout = HeadLayout(max_rows)
         n_words = self.layout.n_words + 4 * max_step_tokens + (1 << 16)
-        self.staged = torch.zeros(n_words, dtype=torch.int32, device=device)
+        self._packed = PackedBuffer(n_words=n_words, n_slots=n_slots, device=device)
+        self.staged = self._packed.words
         self._tail = self.staged
-        self._pinned: list[torch.Tensor] = []
-        self._ring = StagingRing(n_slots=n_slots, make_buffer=lambda: self._pin(n_words))
         self.delta = TableDelta(max_rows=max_rows, block_size=block_size)
         self._pages = torch.zeros(max(1 << 16, min(n_blocks, 1 << 24)), dtype=torch.int32, device=device)
         self.rows = RowState(
@@ -73,26 +67,11 @@ class StepInputs:
 
     def take(self, batch: StepBatch) -> Slot:
         """A host buffer to pack the step into."""
-        needed = n_words_needed(batch, layout=self.layout, delta=self.delta)
-        if needed <= len(self.staged):
-            return self._ring.take()
-        # Rare: very many long prefixes admitted at once. Grown for good; old addresses stay valid for graphs,
-        # because only the tail moves.
-        return Slot(np.zeros(needed, dtype=np.int32))
+        return self._packed.take(n_words_needed(batch, layout=self.layout, delta=self.delta))
 
     def send(self, staging: Slot, plan: StepPlan) -> None:
         """Copy the packed step to the device, on the current stream."""
-        n = plan.n_words
-        host = torch.from_numpy(staging.buffer[:n])
-        if n <= len(self.staged):
-            self.staged[:n].copy_(host, non_blocking=True)
-            self._tail = self.staged
-        else:
-            self._tail = host.to(self._device)
-            self.staged[: self.layout.n_words].copy_(self._tail[: self.layout.n_words])
-        event = torch.cuda.Event()
-        event.record()
-        staging.event = event
+        self._tail = self._packed.send(staging, n_words=plan.n_words, n_fixed=self.layout.n_words)
         if plan.delta is not None:
             self._update_table(plan)
 
@@ -139,12 +118,6 @@ class StepInputs:
         decode_inputs_kernel[(-(-size // 256),)](
             head.rows, head.lens, self.rows.last, b.ids, b.position, b.token_row, size, BLOCK=256
         )
-
-    def _pin(self, n_words: int) -> I32:
-        tensor = torch.zeros(n_words, dtype=torch.int32, pin_memory=True)
-        self._pinned.append(tensor)
-        view: I32 = tensor.numpy()
-        return view
 
     def _head_views(self) -> HeadTensors:
         def field_view(name: str) -> torch.Tensor:

@@ -23,6 +23,7 @@ from worker.gpu.memory import Measured, gpu_kv_budget
 from worker.gpu.runner import GpuRunner
 from worker.gpu.token_sizes import measure
 from worker.gpu.warmup import blocks_for_largest_step, largest_step
+from worker.grammar.start import make_grammar_rows
 from worker.models.config import spec_from_config
 from worker.models.spec import DecoderWeights, ModelSpec
 from worker.runner import RunnerCapacity
@@ -59,6 +60,7 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
     spec = spec_from_config(checkpoint.config)
     check_model(spec)
     dtype, kv_dtype = _dtypes(config)
+    grammars = make_grammar_rows(config, checkpoint)
     torch.cuda.set_device(gpu.device)
     started = time.perf_counter()
     try:
@@ -133,10 +135,10 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
         memory_arithmetic=budget.arithmetic,
         graph_sizes=shape.graph_sizes,
         max_logprobs=MAX_LOGPROBS,
-        features=("prompt_logprobs",),
+        features=("prompt_logprobs", "grammar") if grammars is not None else ("prompt_logprobs",),
         launch_depth=LAUNCH_DEPTH,
     )
-    return GpuRunner(core, capacity, use_graphs=bool(shape.graph_sizes))
+    return GpuRunner(core, capacity, use_graphs=bool(shape.graph_sizes), grammars=grammars)
 
 
 def _dtypes(config: WorkerConfig) -> tuple[torch.dtype, torch.dtype]:

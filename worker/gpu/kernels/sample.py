@@ -86,8 +86,8 @@ def sample_final_kernel(
     PDL: tl.constexpr,
 ):
     """The row's token: into last[row], from where the next step takes it, and into ring[slot, i] for the
-    host. -1 there, and token 0 for the next step, when the logits held NaN or no finite value. Equal
-    values: the lowest token id wins."""
+    host. There -1 when the logits held NaN or infinity, -2 when all were forbidden, and token 0 for the next
+    step. Equal values: the lowest token id wins."""
     b = tl.program_id(0)
     let_successor_start(PDL)
     row = tl.load(live_ptr + b)
@@ -104,7 +104,8 @@ def sample_final_kernel(
     chosen = tl.min(tl.where(value == best, token, 0x7FFFFFFF), 0)
     usable = (is_bad == 0) & (best > float("-inf")) & (best < float("inf"))
     tl.store(last_ptr + row, tl.where(usable, chosen, 0))
-    tl.store(ring_ptr + slot * max_rows + b, tl.where(usable, chosen, -1))
+    forbidden = (is_bad == 0) & (best == float("-inf"))
+    tl.store(ring_ptr + slot * max_rows + b, tl.where(usable, chosen, tl.where(forbidden, -2, -1)))
 
 
 @triton.jit
