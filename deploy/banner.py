@@ -8,7 +8,9 @@ import shlex
 
 import httpx
 
+from checkpoint.paths import user_path
 from deploy.errors import StartFailedError
+from router.api.keys import read_key_file
 from router.config import RouterConfig
 
 _POLL_S = 0.05
@@ -47,7 +49,7 @@ async def banner(config: RouterConfig, *, n_workers: int, took_s: float) -> str:
         served = (await client.get("/v1/models")).json()["data"]
     model = served[0]["id"] if served else "default"
     url = base_url(config)
-    key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if config.api_keys else ""
+    key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if _first_key(config) else ""
     question = {
         "model": model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -65,6 +67,16 @@ async def banner(config: RouterConfig, *, n_workers: int, took_s: float) -> str:
     )
 
 
+def _first_key(config: RouterConfig) -> str:
+    """Empty when no key is asked for."""
+    if config.api_keys:
+        return config.api_keys[0]
+    if config.api_key_file is None:
+        return ""
+    return next((key.decode("latin-1") for key in read_key_file(user_path(config.api_key_file))), "")
+
+
 def _client(config: RouterConfig) -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {config.api_keys[0]}"} if config.api_keys else {}
+    key = _first_key(config)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     return httpx.AsyncClient(base_url=base_url(config), headers=headers, timeout=_REQUEST_S)

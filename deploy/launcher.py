@@ -25,6 +25,7 @@ from deploy.log_lines import Format, json_line, text_line
 from deploy.ports import check_free
 from deploy.run_dir import run_dir
 from deploy.supervisor import Say, Supervisor
+from router.api.keys import ApiKeys
 from router.config import RouterConfig
 from settings.load import load
 from settings.ports import free_ports
@@ -55,6 +56,7 @@ def launch(plan: LaunchPlan, *, env: Mapping[str, str]) -> int:
     """
     router = load(RouterConfig, env=env, args=plan.settings)
     worker = load(WorkerConfig, env=env, args=_worker_settings(plan)) if plan.n_workers else None
+    ApiKeys(router, clock=time.monotonic)
     check_free(router.host, router.port)
     on_gpus = worker is not None and _on_gpus(worker, plan, env=env)
     if router.port == 0:

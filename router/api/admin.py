@@ -41,7 +41,7 @@ class AdminRoutes:
     async def drain(self, request: Request) -> Response:
         """Gives a worker nothing new any more, so that it can be taken away, or takes it back."""
         context = self._context
-        body = await read_body(request.receive, max_body_bytes=context.config.max_body_bytes)
+        body = await read_body(request.receive, context.config)
         wanted = context.decoder.decode(body, DrainRequest)
         return json_reply(await context.client.admin("drain_replica", address=wanted.address, on=wanted.on))
 

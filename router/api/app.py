@@ -24,6 +24,7 @@ from router.api.errors import error_value
 from router.api.guard import Guard
 from router.api.health import HealthRoutes
 from router.api.info import InfoRoutes
+from router.api.keys import ApiKeys
 from router.api.models import ModelRoutes
 from router.api.openapi import OpenApiRoute
 from router.api.page.live import LiveEndpoint
@@ -47,7 +48,8 @@ def create_app(
     clock: Callable[[], float] = time.monotonic,
 ) -> Starlette:
     """Serves requests for as long as `client` lives; doesn't close it. The shared `ApiContext` is at
-    `app.state.context`: without a tokenizer its `loaded` is to be set later."""
+    `app.state.context`: without a tokenizer its `loaded` is to be set later. Raises ConfigError for a file of
+    keys that can't be read."""
     text = None if tokenizer is None else text_model(config, tokenizer, chat_template)
     context = ApiContext(client=client, config=config, text=text, clock=clock)
     middleware = [Middleware(Guard, context=context, clock=clock)]

@@ -28,6 +28,11 @@ class ApiConfig:
         env=("API_KEY",),
         secret=True,
     )
+    api_key_file: str | None = flag(
+        None,
+        help="File with further keys, one a line (# begins a comment). A changed file counts within a second"
+        " or two; an empty one lets nobody in.",
+    )
     model_aliases: tuple[str, ...] = flag(
         (), help="Further model names that requests may use, beside the model id and its last part."
     )
@@ -48,6 +53,12 @@ class ApiConfig:
     )
     max_body_bytes: int = flag(
         32 * 1024 * 1024, help="Largest request body.", unit="bytes", effect="Memory per request in flight."
+    )
+    body_timeout_s: float = flag(
+        60.0,
+        help="How long a client may take to send a request's body before it gets a 408.",
+        unit="seconds",
+        effect="Memory that slow or silent clients hold.",
     )
     max_n: int = flag(
         128, help="Largest `n` (choices per prompt).", effect="Each choice is a request of its own."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ import msgspec
 import structlog
 from starlette.types import Receive
 
+from router.api.config import ApiConfig
 from router.api.errors import invalid
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -24,8 +26,21 @@ class ClientGoneError(Exception):
     """The client closed the connection before its request was complete."""
 
 
-async def read_body(receive: Receive, *, max_body_bytes: int) -> bytes:
-    """Raises ApiError (413) past the limit, ClientGoneError when the client leaves in the middle."""
+async def read_body(receive: Receive, limits: ApiConfig) -> bytes:
+    """Raises ApiError (413) past the limit of bytes, (408) past that of time, and ClientGoneError when the
+    client leaves in the middle."""
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            return await _whole_body(receive, max_body_bytes=limits.max_body_bytes)
+    except TimeoutError:
+        raise invalid(
+            f"The request body was not complete within {limits.body_timeout_s:g} s (body_timeout_s).",
+            code="request_timeout",
+            status=408,
+        ) from None
+
+
+async def _whole_body(receive: Receive, *, max_body_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:

@@ -11,6 +11,8 @@ import msgspec
 from router.ipc.messages import ErrorInfo
 
 JSON_HEADERS = (b"content-type", b"application/json")
+_BODY_UNREAD = frozenset({408, 413})
+"""The rest of the request would be taken for the next one, or waited for without end."""
 
 
 class ApiError(Exception):
@@ -57,6 +59,8 @@ def error_headers(info: ErrorInfo) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", str(max(1, math.ceil(info.retry_after_s))).encode()))
     if info.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if info.status in _BODY_UNREAD:
+        headers.append((b"connection", b"close"))
     return headers
 
 

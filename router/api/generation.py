@@ -43,7 +43,7 @@ class GenerationEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
         try:
-            body = await read_body(receive, max_body_bytes=self._context.config.max_body_bytes)
+            body = await read_body(receive, self._context.config)
             job, format = await self.prepare(body, exchange)
             exchange.n_prompt_tokens = job.n_prompt_tokens
             await self._answer(job, format, exchange, receive)

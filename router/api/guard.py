@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 import uuid
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.api.context import ApiContext
 from router.api.errors import OPENAI_ERRORS, ApiError, internal
 from router.api.exchange import Exchange
+from router.api.keys import ApiKeys
 from router.api.tgi.errors import TGI_ERRORS, TGI_PATHS
 from router.ipc.client import RefusedError
 from router.ipc.messages import ErrorInfo
@@ -32,11 +32,13 @@ _log = structlog.get_logger("quire.access")
 class Guard:
     """ASGI middleware. Puts an `Exchange` into the scope as "exchange"."""
 
-    def __init__(self, app: ASGIApp, *, context: ApiContext, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, context: ApiContext, keys: ApiKeys, clock: Callable[[], float]
+    ) -> None:
         self._app = app
         self._context = context
         self._clock = clock
-        self._keys = tuple(key.encode() for key in context.config.api_keys if key)
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,10 +72,9 @@ class Guard:
             return
         if scope["method"] in _READING and (path == "/" or path.startswith(_PAGE_PREFIX)):
             return
-        if self._keys:
+        if self._keys.required:
             given = _bearer(headers)
-            # Every key is compared, each in constant time: timing tells nothing of which came close.
-            if not sum(hmac.compare_digest(given, key) for key in self._keys):
+            if not self._keys.fits(given):
                 what = "No API key was sent" if not given else "The API key is wrong"
                 raise ApiError(
                     ErrorInfo(
@@ -89,7 +90,7 @@ class Guard:
                     status=403,
                     type="invalid_request_error",
                     message="Admin routes answer other hosts, and pages of other sites, only when an API key"
-                    " is set (--api-keys).",
+                    " is set (--api-keys, --api-key-file).",
                     code="admin_needs_key",
                 )
             )

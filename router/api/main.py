@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Callable
 
 import structlog
@@ -17,6 +18,7 @@ from checkpoint.resolve import resolve
 from checkpoint.tokenizer import load_tokenizer
 from router.api.app import create_app
 from router.api.context import ApiContext
+from router.api.keys import ApiKeys
 from router.api.server import ApiServer, listen, run_loop
 from router.api.text_model import TextModel, text_model
 from router.config import RouterConfig
@@ -37,6 +39,7 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
     try:
         IpcAddress.parse(config.scheduler_address)
         text = load_text_model(config, config.model) if config.model else None
+        ApiKeys(config, clock=time.monotonic)
         listener = listen(config.host, config.port, shared=config.share_port)
     except (CheckpointError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -27,7 +27,7 @@ class TokenRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         context = self._context
-        body = await read_body(request.receive, max_body_bytes=context.config.max_body_bytes)
+        body = await read_body(request.receive, context.config)
         if self._has_inputs(body):
             request.scope["exchange"].errors = TGI_ERRORS
             return await self._tgi.tokenize(body)
@@ -62,7 +62,7 @@ class TokenRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         context = self._context
-        body = await read_body(request.receive, max_body_bytes=context.config.max_body_bytes)
+        body = await read_body(request.receive, context.config)
         wanted = context.decoder.decode(body, DetokenizeRequest)
         model = context.check_model(wanted.model)
         for i, token in enumerate(wanted.tokens):

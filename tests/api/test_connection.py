@@ -99,3 +99,28 @@ async def test_answer_outlives_the_time_for_a_head(monkeypatch: pytest.MonkeyPat
         scheduler.release()
         assert (await asyncio.wait_for(reader.readline(), LIMIT_S)).startswith(b"HTTP/1.1 200 ")
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "told"), [("/v1/chat/completions", '"request_timeout"'), ("/generate", '"error_type":"timeout"')]
+)
+async def test_body_that_never_ends(path: str, told: str) -> None:
+    """Part of it came; the client is told and let go."""
+    async with serving(ScriptedClient(), body_timeout_s=0.05) as live:
+        reader, writer = await dial(live)
+        writer.write(b'POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"mess' % path.encode())
+        text = (await asyncio.wait_for(reader.read(-1), LIMIT_S)).decode()
+        assert text.startswith("HTTP/1.1 408 ")
+        assert told in text
+        assert "body_timeout_s" in text
+        writer.close()
+
+
+async def test_connection_ends_with_a_body_too_large() -> None:
+    """Its rest is not taken for the next request."""
+    async with serving(ScriptedClient(), max_body_bytes=100) as live:
+        reader, writer = await dial(live)
+        writer.write(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" + b"x" * 200)
+        text = (await asyncio.wait_for(reader.read(-1), LIMIT_S)).decode()
+        assert text.startswith("HTTP/1.1 413 ")
+        writer.close()

@@ -13,6 +13,7 @@ TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/invocations", "/c
 
 _STATUS = {400: 422, 500: 424, 502: 424}
 _TYPES = {
+    408: "timeout",
     401: "authentication",
     403: "authentication",
     424: "generation",

@@ -25,7 +25,7 @@ class TgiTokenRoutes:
 
     async def chat_tokenize(self, request: Request) -> Response:
         context = self._context
-        body = await read_body(request.receive, max_body_bytes=context.config.max_body_bytes)
+        body = await read_body(request.receive, context.config)
         wanted = context.decoder.decode(body, ChatRequest)
         model = context.check_model(wanted.model)
         text = render_request(context, wanted, tools=tools_of(context, wanted, model=model).tools)
