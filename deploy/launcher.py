@@ -29,6 +29,7 @@ from router.api.keys import ApiKeys
 from router.config import RouterConfig
 from settings.load import load
 from settings.ports import free_ports
+from settings.tracing import check_otlp_endpoint
 from worker.config import WorkerConfig
 from worker.host_cpus import host_cpus
 
@@ -57,6 +58,7 @@ def launch(plan: LaunchPlan, *, env: Mapping[str, str]) -> int:
     router = load(RouterConfig, env=env, args=plan.settings)
     worker = load(WorkerConfig, env=env, args=_worker_settings(plan)) if plan.n_workers else None
     ApiKeys(router, clock=time.monotonic)
+    check_otlp_endpoint(router.otlp_endpoint)
     check_free(router.host, router.port)
     on_gpus = worker is not None and _on_gpus(worker, plan, env=env)
     if router.port == 0:

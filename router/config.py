@@ -155,6 +155,11 @@ class RouterConfig(ApiConfig):
         10.0, help="Longest pause between two attempts to reach a worker that was lost.", unit="seconds"
     )
     resolve_interval_s: float = flag(10.0, help="How often DNS names are resolved again.", unit="seconds")
+    otlp_endpoint: str = flag(
+        "",
+        help="Where traces of requests go (OTLP over HTTP), e.g. http://collector:4318; empty: nowhere. "
+        "Needs the extra `otel`.",
+    )
     log_format: str = flag(
         "auto", help="auto: key=value on a terminal, JSON otherwise.", choices=LOG_FORMAT_CHOICES
     )

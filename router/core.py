@@ -14,6 +14,7 @@ import numpy as np
 
 from allocator.interface import Allocator
 from proto.worker_pb2 import Grammar, Step, StepResult
+from router import tracing as traces
 from router.admission import make_request
 from router.budget import AnswerLengths
 from router.errors import (
@@ -34,6 +35,7 @@ from router.replica_state import ReplicaShape, ReplicaState
 from router.request import RUNNING, Request, RequestState
 from router.results import ResultApplier
 from router.stats import CoreStats
+from settings.tracing import Tracing
 
 MAX_DEATHS = 2
 """A request that was running at so many losses of a replica may be their cause: it fails."""
@@ -57,6 +59,7 @@ class SchedulerCore:
         retry_after_s: float,
         rng: random.Random,
         stats: CoreStats | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.limits = limits
         self.queue = RequestQueue()
@@ -75,6 +78,7 @@ class SchedulerCore:
         self._default_deadline_s = default_deadline_s
         self._retry_after_s = retry_after_s
         self._rng = rng
+        self._tracing = tracing
         self._policy = Policy(
             limits=policy,
             queue=self.queue,
@@ -107,6 +111,9 @@ class SchedulerCore:
             self.stats.n_refused[error.status] = self.stats.n_refused.get(error.status, 0) + 1
             raise
         self.stats.n_submitted += len(requests)
+        if self._tracing is not None:
+            for request, spec in zip(requests, specs, strict=True):
+                traces.begin(request, tracing=self._tracing, traceparent=spec.traceparent)
         for request in requests:
             self._requests[conn, request.id] = request
             self.queue.push(request)
@@ -226,6 +233,7 @@ class SchedulerCore:
                 )
                 continue
             self.stats.n_migrated += 1
+            traces.put_back(request, traces.TraceEvent.MIGRATED, replica_id=rs.replica_id)
             self._requeue(request)
             kept.append(request)
         return kept
@@ -292,6 +300,7 @@ class SchedulerCore:
 
     def _preempted(self, request: Request, rs: ReplicaState) -> None:
         self.stats.n_preempted += 1
+        traces.put_back(request, traces.TraceEvent.PREEMPTED, replica_id=rs.replica_id)
 
     def _requeue(self, request: Request) -> None:
         request.move(RequestState.QUEUED)
@@ -334,21 +343,23 @@ class SchedulerCore:
             return
         request.tokens = known[:n_before]
         request.sent = sent if len(sent) > n_before else None
+        traces.put_back(request, traces.TraceEvent.RECOMPUTED, replica_id=rs.replica_id)
         self._requeue(request)
 
     def _fail(self, request: Request, error: RouterError) -> None:
         code = error.code or error.type
         self.stats.n_failed[code] = self.stats.n_failed.get(code, 0) + 1
         self.outbox.failed(request.conn, request.id, error.info)
-        self._end(request, RequestState.FAILED)
+        self._end(request, RequestState.FAILED, error=code)
 
-    def _end(self, request: Request, state: RequestState) -> None:
+    def _end(self, request: Request, state: RequestState, *, error: str = "") -> None:
         if request.state is RequestState.QUEUED:
             self.queue.remove(request)
         elif request.state in RUNNING and request.replica is not None:
             request.replica.detach(request.row)
         request.move(state)
         request.wait = None
+        traces.end(request, state, error=error)
         del self._requests[request.conn, request.id]
 
     # ---- for people and tests ----

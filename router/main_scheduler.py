@@ -16,6 +16,7 @@ from router.ipc.server import IpcServer
 from router.scheduler import Scheduler
 from settings.errors import ConfigError
 from settings.logs import configure_logs
+from settings.tracing import open_tracing
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -52,7 +53,14 @@ async def _main(config: RouterConfig, on_ready: Callable[[], None] | None) -> in
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    scheduler = Scheduler(config, on_limits=lambda text: log.info("kv budget", arithmetic=text))
+    try:
+        tracing = open_tracing(config.otlp_endpoint, service="quire-scheduler")
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_CONFIG
+    scheduler = Scheduler(
+        config, on_limits=lambda text: log.info("kv budget", arithmetic=text), tracing=tracing
+    )
     server = IpcServer(IpcAddress.parse(config.scheduler_address), scheduler)
     await server.start()
     stopping: asyncio.Future[Any] = loop.create_task(stop.wait())
@@ -73,6 +81,8 @@ async def _main(config: RouterConfig, on_ready: Callable[[], None] | None) -> in
         stopping.cancel()
         await scheduler.close()
         await server.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
 
 def _exit_code(failed: asyncio.Future[None], log: structlog.stdlib.BoundLogger) -> int:

@@ -358,6 +358,7 @@ class Policy:
                 sampling=request.sampling,
                 grammar=request.grammar,
                 adapter_id=request.adapter_id,
+                traceparent=request.span.traceparent if request.span is not None else "",
             )
         )
         self._place_chunk(rs, plan, row, most=most)

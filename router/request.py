@@ -14,6 +14,7 @@ from proto.worker_pb2 import Grammar, Sampling
 
 if TYPE_CHECKING:
     from router.replica_state import ReplicaState
+    from settings.tracing import Span
 
 I32 = npt.NDArray[np.int32]
 
@@ -134,6 +135,8 @@ class Request:
     """When it first met a replica; negative: not yet."""
     last_token_s: float = field(default=-1.0)
     first_token_s: float = field(default=-1.0)
+    span: Span | None = None
+    """Open while the request is traced."""
 
     @property
     def key(self) -> tuple[int, int]:

@@ -60,6 +60,7 @@ from router.replica import Loss, ReplicaLink
 from router.replica_state import ReplicaShape
 from router.request import Request
 from router.stats import CoreStats
+from settings.tracing import Tracing
 
 TICK_S = 0.1
 """How late a deadline may act while no step is composed."""
@@ -79,6 +80,7 @@ class Scheduler:
         rng: random.Random | None = None,
         lookup: Lookup = look_up,
         on_limits: Callable[[str], None] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.config = config
         self.stats = CoreStats()
@@ -92,6 +94,7 @@ class Scheduler:
         self._clock = clock
         self._rng = rng if rng is not None else random.Random()
         self._on_limits = on_limits
+        self._tracing = tracing
         self._sends: dict[int, Send] = {}
         self._n_conns = 0
         self._suspects: dict[int, tuple[str, list[Request]]] = {}
@@ -374,6 +377,7 @@ class Scheduler:
             retry_after_s=self.config.retry_after_s,
             rng=self._rng,
             stats=self.stats,
+            tracing=self._tracing,
         )
         self.core.draining = self._draining
         self.limits = limits

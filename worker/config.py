@@ -132,6 +132,11 @@ class WorkerConfig:
         env=("HUGGINGFACE_HUB_CACHE",),
     )
     offline: bool = flag(False, help="Never use the network.", env=("HF_HUB_OFFLINE",))
+    otlp_endpoint: str = flag(
+        "",
+        help="Where traces of requests go (OTLP over HTTP), e.g. http://collector:4318; empty: nowhere. "
+        "Needs the extra `otel`.",
+    )
     log_format: str = flag(
         "auto", help="auto: key=value on a terminal, JSON otherwise.", choices=LOG_FORMAT_CHOICES
     )

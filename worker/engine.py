@@ -21,6 +21,7 @@ from worker.results import to_proto
 from worker.rows import RowTable
 from worker.run import Run, RunState
 from worker.runner import DeviceError, Pending, PollablePending, Runner
+from worker.tracing import RowTraces
 
 LINGER_S = 0.003
 """How long the engine waits for a further step beside a running one before it blocks in `collect`: a router
@@ -57,6 +58,7 @@ class Engine:
         on_fatal: Callable[[Exception], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         linger_s: float = LINGER_S,
+        traces: RowTraces | None = None,
     ) -> None:
         self.runner = runner
         self.max_window = max_window
@@ -64,6 +66,7 @@ class Engine:
         self._on_fatal = on_fatal
         self._clock = clock
         self._linger_s = linger_s
+        self._traces = traces
         self._rows = RowTable.for_capacity(runner.capacity)
         self._log = structlog.get_logger("worker.engine")
         self._wake = threading.Condition()
@@ -241,6 +244,8 @@ class Engine:
             return
         now = self._clock()
         idle_s = 0.0 if self._launched else max(0.0, now - self._device_free_at)
+        if self._traces is not None:
+            self._traces.launched(step, now_s=now)
         pending = self.runner.launch(batch)
         self._launched.append(_Launched(pending, now, idle_s))
         self._progress_at = self._clock()
@@ -264,6 +269,8 @@ class Engine:
             wanted = run.end is None or run.end in (RunEnd.SHUTDOWN, RunEnd.PROTOCOL)
         if wanted:
             run.emit(to_proto(sampled, generation=run.generation, queued_steps=n_queued))
+        if self._traces is not None:
+            self._traces.collected(sampled, now_s=now)
 
     def _finish(self, run: Run) -> None:
         """End a closing Run: wait for what runs, forget the rows, make room for the next."""
@@ -274,6 +281,8 @@ class Engine:
         self._end(run)
 
     def _end(self, run: Run) -> None:
+        if self._traces is not None:
+            self._traces.reset(now_s=self._clock())
         with self._wake:
             run.move(RunState.CLOSED)
             self._run = None

@@ -17,11 +17,13 @@ import structlog
 from checkpoint.checkpoint import CheckpointError
 from settings.errors import ConfigError
 from settings.logs import configure_logs
+from settings.tracing import Tracing, open_tracing
 from worker.backend import make_runner
 from worker.config import WorkerConfig
 from worker.errors import StartError
 from worker.runner import DeviceError, Runner
 from worker.server import WorkerServer
+from worker.tracing import RowTraces
 
 _LAST_STEP_TIMEOUT_S = 60.0
 """At shutdown the running step may take this long to end."""
@@ -51,15 +53,20 @@ def run_worker(config: WorkerConfig, *, on_ready: Callable[[], object] | None = 
     configure_logs(log_format=config.log_format, log_level=config.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop_while_loading)
+    tracing: Tracing | None = None
     try:
+        tracing = open_tracing(config.otlp_endpoint, service="quire-worker")
         runner = make_runner(config)
-        return _serve(runner, config=config, on_ready=on_ready)
+        return _serve(runner, config=config, on_ready=on_ready, tracing=tracing)
     except (ConfigError, CheckpointError, StartError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return ExitCode.USAGE
     except DeviceError as error:
         print(f"error: the device failed at start: {error}", file=sys.stderr, flush=True)
         return ExitCode.DEVICE
+    finally:
+        if tracing is not None:
+            tracing.close()
 
 
 def write_port_file(path: Path, port: int) -> None:
@@ -83,23 +90,35 @@ def _stop_while_loading(number: int, frame: FrameType | None) -> None:
     raise SystemExit(ExitCode.OK)
 
 
-def _serve(runner: Runner, *, config: WorkerConfig, on_ready: Callable[[], object] | None) -> int:
+def _serve(
+    runner: Runner,
+    *,
+    config: WorkerConfig,
+    on_ready: Callable[[], object] | None,
+    tracing: Tracing | None,
+) -> int:
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
         import uvloop
 
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as loop:
-        return loop.run(_Process(runner, config=config, on_ready=on_ready).run())
+        return loop.run(_Process(runner, config=config, on_ready=on_ready, tracing=tracing).run())
 
 
 class _Process:
     """The serving part of a worker's life, on one event loop."""
 
     def __init__(
-        self, runner: Runner, *, config: WorkerConfig, on_ready: Callable[[], object] | None
+        self,
+        runner: Runner,
+        *,
+        config: WorkerConfig,
+        on_ready: Callable[[], object] | None,
+        tracing: Tracing | None,
     ) -> None:
         self._runner = runner
+        self._tracing = tracing
         self._config = config
         self._on_ready = on_ready
         self._log = structlog.get_logger("worker")
@@ -117,6 +136,9 @@ class _Process:
             port=self._config.port,
             max_window=self._config.window,
             on_fatal=self._on_fatal_from_thread,
+            traces=None
+            if self._tracing is None
+            else RowTraces(self._tracing, device=self._runner.capacity.device),
         )
         port = await server.start()
         if self._config.port_file:

@@ -14,6 +14,7 @@ from worker.engine import Engine
 from worker.errors import StartError
 from worker.runner import Runner
 from worker.service import WorkerService
+from worker.tracing import RowTraces
 
 MAX_MESSAGE_BYTES = 1 << 30
 """A step may admit many prompts of a million tokens, 4 bytes each."""
@@ -45,8 +46,9 @@ class WorkerServer:
         port: int,
         max_window: int,
         on_fatal: Callable[[Exception], None] | None = None,
+        traces: RowTraces | None = None,
     ) -> None:
-        self.engine = Engine(runner, max_window=max_window, on_fatal=on_fatal)
+        self.engine = Engine(runner, max_window=max_window, on_fatal=on_fatal, traces=traces)
         self.worker_id = uuid.uuid4().hex
         self._host = host
         self._port = port

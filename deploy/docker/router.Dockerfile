@@ -21,7 +21,7 @@ COPY deploy/docker/pip_install.sh deploy/docker/requirements_of.py /src/docker/
 COPY requirements /src/requirements
 COPY pyproject.toml /src/
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
-    python3 docker/requirements_of.py pyproject.toml >/tmp/wanted.txt && \
+    python3 docker/requirements_of.py pyproject.toml otel >/tmp/wanted.txt && \
     sh docker/pip_install.sh -c requirements/constraints.txt -r /tmp/wanted.txt "setuptools>=77"
 
 # The code is a layer of its own: a release that changes no dependency moves little.

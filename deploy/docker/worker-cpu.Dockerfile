@@ -27,7 +27,7 @@ RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
     ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements/torch-cpu.txt
 COPY pyproject.toml /src/
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
-    python3 docker/requirements_of.py pyproject.toml worker >/tmp/wanted.txt && \
+    python3 docker/requirements_of.py pyproject.toml worker otel >/tmp/wanted.txt && \
     sh docker/pip_install.sh -c requirements/constraints.txt -r /tmp/wanted.txt "setuptools>=77" && \
     /opt/venv/bin/python -m pip uninstall -qy triton
 

@@ -44,16 +44,18 @@ RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
     ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements/gpu.txt
 COPY pyproject.toml /src/
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
-    python3 docker/requirements_of.py pyproject.toml gpu | grep -v '^flashinfer' >/tmp/wanted.txt && \
+    python3 docker/requirements_of.py pyproject.toml gpu otel | grep -v '^flashinfer' >/tmp/wanted.txt && \
     sh docker/pip_install.sh -c requirements/constraints.txt -r /tmp/wanted.txt "setuptools>=77" && \
     sh docker/pip_install.sh --no-deps -r requirements/flashinfer.txt
 
 FROM build AS kernels
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
-# The linker looks for names without a version, and for a libcuda, which only hosts with a driver have.
+# Headers of the libraries that came with torch (cuRAND) join the compiler's own. The linker looks for names
+# without a version, and for a libcuda, which only hosts with a driver have.
 ENV CUDA_HOME=/opt/cuda/nvidia/cu13
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
     sh docker/pip_install.sh --no-deps --target /opt/cuda -r requirements/cuda-compiler.txt && \
+    cp -rsn /opt/venv/lib/python3*/site-packages/nvidia/cu13/include/. "$CUDA_HOME/include/" && \
     ln -sfn lib "$CUDA_HOME/lib64" && mkdir -p "$CUDA_HOME/lib/stubs" && \
     ln -sf libcudart.so.13 "$CUDA_HOME/lib/libcudart.so" && \
     echo | gcc -shared -x c -Wl,-soname,libcuda.so.1 -o "$CUDA_HOME/lib/stubs/libcuda.so" -

@@ -37,6 +37,7 @@ from router.api.tgi.tokens import TgiTokenRoutes
 from router.api.tokens import TokenRoutes
 from router.ipc.client import SchedulerClient
 from router.ipc.messages import ErrorInfo
+from settings.tracing import Tracing
 
 
 def create_app(
@@ -46,12 +47,13 @@ def create_app(
     tokenizer: Tokenizer | None,
     chat_template: ChatTemplate | None = None,
     clock: Callable[[], float] = time.monotonic,
+    tracing: Tracing | None = None,
 ) -> Starlette:
     """Serves requests for as long as `client` lives; doesn't close it. The shared `ApiContext` is at
     `app.state.context`: without a tokenizer its `loaded` is to be set later. Raises ConfigError for a file of
     keys that can't be read."""
     text = None if tokenizer is None else text_model(config, tokenizer, chat_template)
-    context = ApiContext(client=client, config=config, text=text, clock=clock)
+    context = ApiContext(client=client, config=config, text=text, clock=clock, tracing=tracing)
     middleware = [Middleware(Guard, context=context, clock=clock)]
     if config.cors_allow_origin:
         cors = Middleware(

@@ -93,6 +93,7 @@ async def prepare_chat(
         client=context.client,
         table=context.text.table_for(skip_special=params.skip_special, markers=use.markers),
         request_id=exchange.request_id,
+        traceparent=exchange.traceparent,
         grammar=use.grammar or grammar,
         rules=rules,
         clock=context.clock,

@@ -58,6 +58,7 @@ class CompletionsEndpoint(GenerationEndpoint):
             client=context.client,
             table=table,
             request_id=exchange.request_id,
+            traceparent=exchange.traceparent,
             grammar=grammar,
             clock=context.clock,
         )

@@ -13,6 +13,7 @@ from router.api.metrics import ApiMetrics
 from router.api.text_model import TextModel
 from router.ipc.client import SchedulerClient
 from router.ipc.messages import ErrorInfo, ModelInfo
+from settings.tracing import Tracing
 
 _PLACEHOLDERS = ("tgi", "dummy")
 """What TGI's client and the hub's put there when they know an address alone."""
@@ -35,8 +36,10 @@ class ApiContext:
         config: ApiConfig,
         text: TextModel | None,
         clock: Callable[[], float],
+        tracing: Tracing | None = None,
     ) -> None:
         self.client = client
+        self.tracing = tracing
         self.config = config
         self.loaded = text
         """None until the tokenizer is read."""

@@ -27,6 +27,7 @@ class Exchange:
         "send",
         "started_s",
         "status",
+        "traceparent",
     )
 
     def __init__(
@@ -42,6 +43,8 @@ class Exchange:
         self.n_output_tokens: int | None = None
         self.error_type: str | None = None
         self.disconnected = False
+        self.traceparent = ""
+        """Of the request's own span; empty when it is not traced."""
 
     def start_message(self, status: int, headers: Sequence[Header]) -> Message:
         """The response's first message; notes the status."""

@@ -14,6 +14,7 @@ from router.api.errors import JSON_HEADERS, ApiError, internal
 from router.api.exchange import Exchange, Header
 from router.api.job import Job
 from router.api.sse import SseStream, StreamFormat
+from router.api.trace import traced
 from router.api.unary import Unary
 from router.ipc.client import RefusedError
 
@@ -42,6 +43,10 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
+        with traced(self._context.tracing, exchange, scope):
+            await self._serve(exchange, receive)
+
+    async def _serve(self, exchange: Exchange, receive: Receive) -> None:
         try:
             body = await read_body(receive, self._context.config)
             job, format = await self.prepare(body, exchange)

@@ -35,6 +35,7 @@ class Job:
         client: SchedulerClient,
         table: TokenTable,
         request_id: str,
+        traceparent: str = "",
         grammar: GrammarSpec | None = None,
         rules: MessageRules = _PLAIN,
         clock: Callable[[], float] = time.monotonic,
@@ -83,6 +84,7 @@ class Job:
                         priority=params.priority,
                         deadline_s=params.deadline_s,
                         request_id=request_id,
+                        traceparent=traceparent,
                     )
                 )
 

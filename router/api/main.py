@@ -27,6 +27,7 @@ from router.ipc.client import SchedulerClient
 from router.ipc.socket_client import SocketClient
 from settings.errors import ConfigError
 from settings.logs import configure_logs
+from settings.tracing import open_tracing
 
 _log = structlog.get_logger("quire.api")
 
@@ -38,8 +39,9 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation here
     try:
         IpcAddress.parse(config.scheduler_address)
-        text = load_text_model(config, config.model) if config.model else None
         ApiKeys(config, clock=time.monotonic)
+        text = load_text_model(config, config.model) if config.model else None
+        tracing = open_tracing(config.otlp_endpoint, service="quire-api")
         listener = listen(config.host, config.port, shared=config.share_port)
     except (CheckpointError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,7 +49,7 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
 
     async def main() -> int:
         client = SocketClient.connect(config.scheduler_address)
-        app = create_app(client=client, config=config, tokenizer=None)
+        app = create_app(client=client, config=config, tokenizer=None, tracing=tracing)
         context: ApiContext = app.state.context
         context.loaded = text
         server = ApiServer(app, listener)
@@ -60,6 +62,8 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
             await client.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
         for failure in failures:
             print(f"error: {failure}", file=sys.stderr)
         return 1 if failures else 0

@@ -74,6 +74,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     adapter_id: str = ""
     request_id: str = ""
     """For logs and traces."""
+    traceparent: str = ""
+    """W3C Trace Context of the HTTP request; empty when it is not traced."""
 
 
 # ---- API to scheduler ----

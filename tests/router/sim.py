@@ -18,6 +18,7 @@ from router.core import SchedulerCore
 from router.ipc.messages import ErrorInfo, FinishReason, RequestSpec, SamplingSpec, Started, StepEvents
 from router.limits import policy_limits, resolve_limits, shape_of
 from router.replica_state import ReplicaShape
+from settings.tracing import Tracing
 from worker.config import WorkerConfig
 from worker.fake import FakeRunner, FakeTiming, expected_tokens, make_fake_runner
 from worker.results import to_proto
@@ -91,6 +92,7 @@ class Sim:
         seed: int = 0,
         check: bool = True,
         config: dict[str, Any] | None = None,
+        tracing: Tracing | None = None,
         **worker: Any,
     ) -> None:
         self.config = RouterConfig(**(config or {}))
@@ -119,6 +121,7 @@ class Sim:
             default_deadline_s=self.config.default_deadline_s,
             retry_after_s=self.config.retry_after_s,
             rng=random.Random(seed),
+            tracing=tracing,
         )
         for i in range(n_replicas):
             self.up(i)

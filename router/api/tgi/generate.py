@@ -56,6 +56,7 @@ class GenerateEndpoint(GenerationEndpoint):
             client=context.client,
             table=context.text.table_for(skip_special=True),
             request_id=exchange.request_id,
+            traceparent=exchange.traceparent,
             grammar=grammar,
             clock=context.clock,
         )
