@@ -16,6 +16,7 @@ from router.api.generation import AnswerFormat, GenerationEndpoint
 from router.api.grammar import check_grammar, request_grammar
 from router.api.job import Job
 from router.api.limits import check_lengths
+from router.api.literal import Rendered
 from router.api.params import build_params, chat_logprobs, prompt_logprobs_wanted
 from router.api.reasoning import opens_reasoning
 from router.api.schema import ChatRequest
@@ -77,13 +78,13 @@ async def prepare_chat(
         )
     if use.grammar is not None:
         check_grammar(use.grammar, limits=context.config)
-    text = render_request(context, request, tools=use.tools)
+    rendered = render_request(context, request, tools=use.tools)
     rules = replace(
         use.rules,
         splits_reasoning=context.text.splits_reasoning,
-        starts_in_reasoning=context.text.splits_reasoning and opens_reasoning(text),
+        starts_in_reasoning=context.text.splits_reasoning and opens_reasoning(rendered.text),
     )
-    prompt = await context.text.encoder.encode(text, special=False)
+    prompt = await context.text.encoder.encode_rendered(rendered)
     check_lengths([prompt], params=params, model=model, param=messages_field)
     job = Job(
         prefix=prefix,
@@ -113,8 +114,8 @@ def tools_of(context: ApiContext, request: ChatRequest, *, model: ModelInfo) -> 
     )
 
 
-def render_request(context: ApiContext, request: ChatRequest, *, tools: Sequence[dict[str, Any]]) -> str:
-    """The prompt's text. Raises ApiError (400) as `render_chat` does."""
+def render_request(context: ApiContext, request: ChatRequest, *, tools: Sequence[dict[str, Any]]) -> Rendered:
+    """The prompt. Raises ApiError (400) as `render_chat` does."""
     return render_chat(
         context,
         request.messages,
@@ -135,8 +136,8 @@ def render_chat(
     continue_final_message: bool = False,
     documents: list[dict[str, Any]] | None = None,
     variables: dict[str, Any] | None = None,
-) -> str:
-    """The prompt's text. Raises ApiError (400) when the model has no template or it refuses the messages."""
+) -> Rendered:
+    """The prompt. Raises ApiError (400) when the model has no template or it refuses the messages."""
     normalised = normalise_messages(messages)
     template = context.text.template
     if template is None:
@@ -148,8 +149,10 @@ def render_chat(
         )
     if tools and not template.takes_tools:
         normalised, tools = with_tools_told(normalised, tools), ()
+    marked = context.text.control_tokens.mark(normalised, tools, documents, variables)
+    normalised, tools, documents, variables = marked.values
     try:
-        return template.render(
+        text = template.render(
             normalised,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
@@ -159,6 +162,7 @@ def render_chat(
         )
     except ChatTemplateError as error:
         raise invalid(f"{error}.", param="messages", code="chat_template_error") from error
+    return marked.divide(text)
 
 
 def _refuse_unserved(request: ChatRequest) -> None:

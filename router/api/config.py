@@ -39,6 +39,11 @@ class ApiConfig:
     chat_template: str | None = flag(
         None, help="File with a Jinja chat template that replaces the model's own."
     )
+    control_tokens_in_messages: bool = flag(
+        False,
+        help="Let control tokens (such as <|im_end|>) that stand in a chat's messages count as tokens. By"
+        " default they are plain text there: what a user writes can't end a turn or begin another.",
+    )
     tool_parser: str = flag(
         "auto",
         help="How the model writes function calls: hermes (also Qwen), llama3, mistral, or json (any model"

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from checkpoint.tokenizer import Tokenizer
+from router.api.literal import Rendered
 
 I32 = npt.NDArray[np.int32]
+Span = tuple[int, int, int]
 
 _INLINE_CHARS = 8192
 """Up to here (about a millisecond) a thread would cost more than it saves."""
@@ -38,12 +40,28 @@ class PromptEncoder:
         encode = functools.partial(self._tokenizer.encode_batch, texts, special=special)
         return await loop.run_in_executor(self._pool, encode)
 
-    async def encode_spans(self, text: str, *, special: bool) -> list[tuple[int, int, int]]:
+    async def encode_rendered(self, prompt: Rendered, *, special: bool = False) -> I32:
+        """[n] int32: the tokens of its pieces."""
+        first, *others = prompt.pieces
+        whole = await self.encode(first, special=special)
+        return np.concatenate([whole, *await self.encode_all(others, special=False)]) if others else whole
+
+    async def encode_spans(self, text: str, *, special: bool) -> list[Span]:
         """Each token with its first and last + 1 character in `text`."""
         encode = functools.partial(self._tokenizer.encode_spans, text, special=special)
         if len(text) <= _INLINE_CHARS:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
+
+    async def encode_rendered_spans(self, prompt: Rendered) -> list[Span]:
+        """As `encode_rendered`, with places in the whole text."""
+        spans: list[Span] = []
+        at = 0
+        for piece in prompt.pieces:
+            found = await self.encode_spans(piece, special=False)
+            spans += [(token, at + start, at + stop) for token, start, stop in found]
+            at += len(piece)
+        return spans
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -9,6 +9,7 @@ from checkpoint.tokenizer import Tokenizer
 from router.api.config import ApiConfig
 from router.api.detokenize import TokenTable, build_token_table
 from router.api.encoder import PromptEncoder
+from router.api.literal import ControlTokens
 from router.api.logprobs import TokenNames
 from router.api.reasoning import END
 from router.api.tools.lines import choose_line
@@ -24,6 +25,7 @@ class TextModel:
         template: ChatTemplate | None,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
+        control_tokens_in_messages: bool = False,
     ) -> None:
         """The two parsers as their flags name them."""
         source = "" if template is None else template.source
@@ -31,6 +33,8 @@ class TextModel:
         self.template = template
         self.tool_line = choose_line(tool_parser, template=source)
         self.special_tokens = frozenset(filter(None, map(tokenizer.token, tokenizer.special_ids)))
+        self.control_tokens = ControlTokens(() if control_tokens_in_messages else self.special_tokens)
+        """Those that messages can't hold."""
         self.splits_reasoning = reasoning_parser == "think" or (
             reasoning_parser == "auto" and (END in source or tokenizer.backend.token_to_id(END) is not None)
         )
@@ -68,4 +72,5 @@ def text_model(config: ApiConfig, tokenizer: Tokenizer, template: ChatTemplate |
         template=template,
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
+        control_tokens_in_messages=config.control_tokens_in_messages,
     )

@@ -13,6 +13,7 @@ from router.api.chat import render_chat
 from router.api.context import ApiContext
 from router.api.decode import read_body
 from router.api.errors import invalid
+from router.api.literal import Rendered
 from router.api.reply import json_reply
 from router.api.schema import DetokenizeRequest, TokenizeRequest
 from router.api.tgi.errors import TGI_ERRORS
@@ -36,7 +37,7 @@ class TokenRoutes:
         if (wanted.prompt is None) == (wanted.messages is None):
             raise invalid("Send either 'prompt' or 'messages'.", param="prompt")
         if wanted.messages is not None:
-            text = render_chat(
+            rendered = render_chat(
                 context,
                 wanted.messages,
                 add_generation_prompt=wanted.add_generation_prompt is not False,
@@ -45,9 +46,9 @@ class TokenRoutes:
             )
             special = bool(wanted.add_special_tokens)
         else:
-            text = wanted.prompt or ""
+            rendered = Rendered((wanted.prompt or "",))
             special = wanted.add_special_tokens is not False
-        ids = (await context.text.encoder.encode(text, special=special)).tolist()
+        ids = (await context.text.encoder.encode_rendered(rendered, special=special)).tolist()
         value: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.max_total_tokens}
         if wanted.return_token_strs:
             value["token_strs"] = [context.text.names.text(token) for token in ids]
