@@ -143,6 +143,8 @@ class SchedulerCollector(Collector):
             for name, text in (
                 ("quire_kv_blocks_evicted", "Cached blocks given up."),
                 ("quire_replica_prefill_tokens", "Prompt tokens computed, since it was connected."),
+                ("quire_worker_steady_seconds", "Time that decode steps behind decode steps took."),
+                ("quire_worker_steady_idle_seconds", "Idle time of the device between those steps."),
                 ("quire_replica_output_tokens", "Tokens sampled for requests, since it was connected."),
             )
         }
@@ -157,6 +159,8 @@ class SchedulerCollector(Collector):
             gauges["quire_steps_in_flight"].add_metric(label, len(rs.in_flight))
             gauges["quire_worker_idle_seconds"].add_metric(label, rs.idle_us * 1e-6)
             counters["quire_kv_blocks_evicted"].add_metric(label, stats.evicted_blocks)
+            counters["quire_worker_steady_seconds"].add_metric(label, rs.steady_us * 1e-6)
+            counters["quire_worker_steady_idle_seconds"].add_metric(label, rs.steady_idle_us * 1e-6)
             counters["quire_replica_prefill_tokens"].add_metric(label, rs.n_prefill_tokens)
             counters["quire_replica_output_tokens"].add_metric(label, rs.n_output_tokens)
         yield from gauges.values()

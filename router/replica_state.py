@@ -132,7 +132,20 @@ class ReplicaState:
         """Tokens that it has sampled for requests."""
         self.last_step_us = 0
         self.idle_us = 0
+        self.steady_us = 0
+        """Of decode steps that follow one another; and the device's idle time between them."""
+        self.steady_idle_us = 0
+        self._was_decode = False
         self.worker_queue = 0
+
+    def note_idle(self, step: InFlight, *, step_us: int, idle_us: int) -> None:
+        """Of a step that has come back: how long it took, and how long the device stood idle before it."""
+        self.idle_us = idle_us
+        is_decode = step.n_prefill_tokens == 0
+        if is_decode and self._was_decode:
+            self.steady_us += step_us
+            self.steady_idle_us += idle_us
+        self._was_decode = is_decode
 
     # ---- what it holds ----
 

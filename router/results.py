@@ -65,7 +65,7 @@ class ResultApplier:
         rs.in_flight.popleft()
         rs.probing = False
         rs.last_step_us = result.step_us
-        rs.idle_us = result.idle_us
+        rs.note_idle(step, step_us=result.step_us, idle_us=result.idle_us)
         rs.worker_queue = result.queued_steps
         stats = self._stats
         stats.n_steps += 1

@@ -24,9 +24,10 @@ from worker.runner import DeviceError, Pending, PollablePending, Runner
 from worker.tracing import RowTraces
 
 LINGER_S = 0.003
-"""How long the engine waits for a further step beside a running one before it blocks in `collect`: a router
-that runs ahead answers a result within a millisecond or two."""
+"""How long the engine looks closely whether a further step has come or the running one has ended: a router
+that runs ahead answers a result within a millisecond or two, later only when many requests come at once."""
 _POLL_S = 0.0001
+_SLOW_POLL_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +214,8 @@ class Engine:
                     now = time.monotonic()
                     if linger_until is None:
                         linger_until = now + self._linger_s
-                    if now >= linger_until:
-                        return run
-                    self._wake.wait(_POLL_S)
+                    # Not blocked in `collect`: the device would stand still after this step.
+                    self._wake.wait(_POLL_S if now < linger_until else _SLOW_POLL_S)
                     continue
             elif self._stopping:
                 return None

@@ -69,6 +69,9 @@ class PlainPrefill:
         self.spec, self.block_size = spec, block_size
         self.n_waits = 0
 
+    def gathers(self, shape: PrefillShape) -> bool:
+        return False
+
     def plan(self, shape: PrefillShape, pages: torch.Tensor) -> None:
         self.shape, self.pages = shape, pages.clone()
 

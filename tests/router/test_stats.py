@@ -5,6 +5,7 @@ import numpy as np
 from router.histogram import Histogram
 from router.ipc.messages import StepEvents
 from router.outbox import Outbox
+from tests.router.sim import Sim, text
 
 
 def test_a_histogram_counts_as_prometheus_does() -> None:
@@ -35,3 +36,21 @@ def test_the_outbox_keeps_order_and_connections_apart() -> None:
     assert [part.entry for part in taken[2].logprobs] == [1, 3]
     assert taken[1].logprobs == []
     assert outbox.take() == []
+
+
+def test_idle_time_is_counted_between_decode_steps_alone() -> None:
+    sim = Sim()
+    rs = sim.core.replicas[0]
+    sim.submit(text(4, seed=1), n_new=5)
+    seen = []
+    while (step := sim.compose()) is not None or rs.in_flight:
+        if step is None or len(rs.in_flight) == rs.window:
+            before = rs.steady_us, rs.steady_idle_us
+            sim.compute()
+            result = sim.apply()
+            gained = rs.steady_us - before[0], rs.steady_idle_us - before[1]
+            seen.append((gained, (result.step_us, result.idle_us)))
+    # The prompt's step and the decode step behind it don't count.
+    assert [gained for gained, _ in seen[:2]] == [(0, 0), (0, 0)]
+    assert all(gained == took for gained, took in seen[2:])
+    assert len(seen) == 5

@@ -88,6 +88,18 @@ def test_a_step_that_arrives_while_another_runs_is_launched_behind_it(make_engin
     assert [listener.result().seq, listener.result().seq] == [1, 2]
 
 
+def test_a_step_that_comes_late_is_launched_behind_the_running_one(make_engine: MakeEngine) -> None:
+    runner = StubRunner(pollable=True)
+    engine = make_engine(runner, linger_s=0.0)
+    listener = opened(engine)
+    engine.submit(listener.run, first())
+    runner.expect("reset", "launch 1")
+    engine.submit(listener.run, step(2, n_decode=1))
+    runner.expect("launch 2", "collect 1")
+    runner.release(1, 2)
+    assert [listener.result().seq, listener.result().seq] == [1, 2]
+
+
 def test_a_router_without_run_ahead_is_not_waited_for(make_engine: MakeEngine) -> None:
     runner = StubRunner(pollable=True)
     engine = make_engine(runner, linger_s=1e9)

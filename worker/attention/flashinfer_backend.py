@@ -1,5 +1,9 @@
 """Prefill attention by FlashInfer: planned once per step, run once per layer.
 
+On Hopper, long chunks attend to keys and values that were first gathered from their blocks into one piece
+(`worker/gpu/kernels/gather.py`): loads of whole tiles by the copy engine make attention 15 % faster than
+loads through a block table, and let it read a cache of 8-bit values.
+
 A plan lives in page-locked memory until the device has copied it, so there is one wrapper, with its own
 buffers, for every step that may be in flight and one more; they are used in turn, and one is planned again
 only after the event of the step that used it. Decode rows don't come here: see
@@ -20,6 +24,8 @@ from worker.models.spec import ModelSpec
 I32 = npt.NDArray[np.int32]
 
 FLOAT_WORKSPACE_BYTES = 128 << 20
+GATHER_BYTES = 512 << 20
+"""Of gathered keys and values; chunks with more behind them read through their block tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +36,33 @@ class PrefillShape:
     kv_lens: I32
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkTables:
+    """Where the chunks' blocks stand, on the device, int32."""
+
+    rows: torch.Tensor
+    """[n chunks]"""
+    starts: torch.Tensor
+    """[n chunks + 1]: KV positions before each chunk's, and of all"""
+    table: torch.Tensor
+    """[max rows, max blocks per row]"""
+
+
 @dataclass(slots=True)
 class _Turn:
     wrappers: dict[int, Any]
     """By window; -1: none."""
+    gathered: Any = None
+    """The wrapper over gathered keys; None: never gathered."""
+    tables: ChunkTables | None = None
+    """Of a step that gathers."""
+    n_longest: int = 0
     event: torch.cuda.Event | None = None
     indices: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class FlashInferPrefill:
-    """Owns the wrappers and their workspaces; never touches block tables."""
+    """Owns the wrappers, their workspaces and the gathered keys; never writes block tables."""
 
     def __init__(
         self,
@@ -51,8 +74,9 @@ class FlashInferPrefill:
         device: torch.device,
         n_turns: int,
         fa3: bool,
+        max_context: int,
     ) -> None:
-        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 
         self._spec = spec
         self._block_size = block_size
@@ -61,29 +85,59 @@ class FlashInferPrefill:
         self.backend = "fa3" if fa3 and dtype == kv_dtype else "fa2"
         windows = spec.sliding_windows or (None,) * spec.n_layers
         self._windows = [-1 if window is None else int(window) - 1 for window in windows]
+        width = spec.n_kv_heads * spec.head_dim
+        self._gather_tokens = (
+            min(max_context, GATHER_BYTES // (2 * width * dtype.itemsize))
+            if fa3 and set(self._windows) == {-1}
+            else 0
+        )
+        self._gathered = [
+            torch.empty((self._gather_tokens, spec.n_kv_heads, spec.head_dim), dtype=dtype, device=device)
+            for _ in range(2)
+        ]
         workspace = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._turns = [
             _Turn(
                 {
                     window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=self.backend)
                     for window in sorted(set(self._windows))
-                }
+                },
+                BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3")
+                if self._gather_tokens
+                else None,
             )
             for _ in range(n_turns)
         ]
         self._current = 0
         self.n_waits = 0
 
+    def gathers(self, shape: PrefillShape) -> bool:
+        """Whether `plan_gathered` is the way for a step of this shape."""
+        return int(shape.kv_lens.sum()) <= self._gather_tokens and worth_gathering(
+            shape, group=self._spec.n_heads // self._spec.n_kv_heads
+        )
+
+    def plan_gathered(self, shape: PrefillShape, tables: ChunkTables) -> None:
+        turn = self._next_turn()
+        turn.tables, turn.n_longest = tables, int(shape.kv_lens.max())
+        spec = self._spec
+        turn.gathered.plan(
+            _indptr(shape.q_lens),
+            _indptr(shape.kv_lens),
+            spec.n_heads,
+            spec.n_kv_heads,
+            spec.head_dim,
+            causal=True,
+            q_data_type=self._dtype,
+            kv_data_type=self._dtype,
+        )
+
     def plan(self, shape: PrefillShape, pages: torch.Tensor) -> None:
         """pages: int32 on the device, the chunks' block ids one after another."""
-        self._current = (self._current + 1) % len(self._turns)
-        turn = self._turns[self._current]
-        if turn.event is not None and not turn.event.query():
-            self.n_waits += 1
-            turn.event.synchronize()
+        turn = self._next_turn()
+        turn.tables = None
         n_pages = -(-shape.kv_lens // self._block_size)
-        qo_indptr = torch.from_numpy(np.concatenate(([0], np.cumsum(shape.q_lens))).astype(np.int32))
-        kv_indptr = torch.from_numpy(np.concatenate(([0], np.cumsum(n_pages))).astype(np.int32))
+        qo_indptr, kv_indptr = _indptr(shape.q_lens), _indptr(n_pages)
         last = torch.from_numpy(((shape.kv_lens - 1) % self._block_size + 1).astype(np.int32))
         spec = self._spec
         for window, wrapper in turn.wrappers.items():
@@ -112,7 +166,13 @@ class FlashInferPrefill:
         scale: float,
     ) -> None:
         """q, out: [n tokens, n_heads, head_dim]; cache: one layer's keys and values."""
-        wrapper = self._turns[self._current].wrappers[self._windows[layer]]
+        turn = self._turns[self._current]
+        if turn.tables is not None:
+            self._gather(turn.tables, cache, n_longest=turn.n_longest, scale=scale)
+            k, v = self._gathered
+            turn.gathered.run(q, k, v, out=out)
+            return
+        wrapper = turn.wrappers[self._windows[layer]]
         if scale == 1.0:
             wrapper.run(q, cache, out=out)
         else:
@@ -121,3 +181,43 @@ class FlashInferPrefill:
     def finish(self, event: torch.cuda.Event) -> None:
         """The step's last kernel precedes `event` on the stream."""
         self._turns[self._current].event = event
+
+    def _next_turn(self) -> _Turn:
+        self._current = (self._current + 1) % len(self._turns)
+        turn = self._turns[self._current]
+        if turn.event is not None and not turn.event.query():
+            self.n_waits += 1
+            turn.event.synchronize()
+        return turn
+
+    def _gather(
+        self, tables: ChunkTables, cache: tuple[torch.Tensor, torch.Tensor], *, n_longest: int, scale: float
+    ) -> None:
+        from worker.gpu.kernels.gather import TOKENS, gather_kv_kernel
+
+        width = self._spec.n_kv_heads * self._spec.head_dim
+        gather_kv_kernel[(-(-n_longest // TOKENS), len(tables.rows))](
+            *cache,
+            *self._gathered,
+            tables.rows,
+            tables.starts,
+            tables.table,
+            tables.table.stride(0),
+            scale,
+            WIDTH=width,
+            WIDTH_PAD=1 << (width - 1).bit_length(),
+            BLOCK_SIZE=self._block_size,
+            N_TOKENS=TOKENS,
+        )
+
+
+def worth_gathering(shape: PrefillShape, *, group: int) -> bool:
+    """Whether what the chunks gain exceeds the gathering, by measured times (bench/prefill_attention.py on an
+    H200): a seventh of attention's time, which grows with queries × keys × query heads, against a copy of the
+    keys, which grows with keys × KV heads. group: query heads of one KV head."""
+    q, kv = shape.q_lens.astype(np.int64), shape.kv_lens.astype(np.int64)
+    return bool(group * int((q * (2 * kv - q)).sum()) // 2 >= 2200 * int(kv.sum()) + 6_000_000)
+
+
+def _indptr(lens: I32) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(([0], np.cumsum(lens))).astype(np.int32))

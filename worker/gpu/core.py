@@ -122,6 +122,7 @@ class GpuCore:
             device=device,
             n_turns=LAUNCH_DEPTH + 1,
             fa3=gpu.capability[0] == 9,
+            max_context=shape.max_context,
         )
         self.sampler = GpuSampler(
             buffers=buffers,
@@ -220,8 +221,8 @@ class GpuCore:
         elif decode_only:
             self._decode_forward(plan.n_decode)
         else:
-            pages = self.inputs.stage_chunks(plan, n_total=n_total)
-            self.prefill.plan(PrefillShape(plan.chunk_q_lens, plan.chunk_kv_lens), pages)
+            self.inputs.stage_chunks(plan, n_total=n_total)
+            self._plan_prefill(plan)
             self._mixed_forward(plan, n_total=n_total, pieces=allow_graph, n_sampled=len(rows))
         if after_forward is not None:
             after_forward(plan)
@@ -287,6 +288,13 @@ class GpuCore:
         self.inputs.decode_inputs(size)
         self.decoder.forward(n_tokens=size, n_decode=size, head=self.head)
         self.decoder.logits(n_rows=size, index=None)
+
+    def _plan_prefill(self, plan: StepPlan) -> None:
+        chunks = PrefillShape(plan.chunk_q_lens, plan.chunk_kv_lens)
+        if self.prefill.gathers(chunks):
+            self.prefill.plan_gathered(chunks, self.inputs.chunk_tables(plan))
+        else:
+            self.prefill.plan(chunks, self.inputs.chunk_pages(plan))
 
     def _mixed_forward(self, plan: StepPlan, *, n_total: int, pieces: bool, n_sampled: int) -> None:
         """`n_total`: tokens with padding."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from worker.attention.flashinfer_backend import ChunkTables
 from worker.gpu.buffers import Buffers
 from worker.gpu.head import HeadTensors
 from worker.gpu.packed import PackedBuffer
@@ -75,10 +76,9 @@ class StepInputs:
         if plan.delta is not None:
             self._update_table(plan)
 
-    def stage_chunks(self, plan: StepPlan, *, n_total: int) -> torch.Tensor:
-        """Of a mixed step: token ids, positions and rows of `n_total` tokens, padding included. Returns the
-        chunks' pages, one after another."""
-        from worker.gpu.kernels.rows import gather_pages_kernel, mixed_inputs_kernel
+    def stage_chunks(self, plan: StepPlan, *, n_total: int) -> None:
+        """Of a mixed step: token ids, positions and rows of `n_total` tokens, padding included."""
+        from worker.gpu.kernels.rows import mixed_inputs_kernel
 
         b, head = self._buffers, self.head
         mixed_inputs_kernel[(-(-n_total // 256),)](
@@ -96,6 +96,11 @@ class StepInputs:
             n_total,
             BLOCK=256,
         )
+
+    def chunk_pages(self, plan: StepPlan) -> torch.Tensor:
+        """The chunks' block ids, one chunk's after another's."""
+        from worker.gpu.kernels.rows import gather_pages_kernel
+
         n_chunks = len(plan.chunk_q_lens)
         if plan.n_pages > len(self._pages):
             self._pages = torch.zeros(plan.n_pages, dtype=torch.int32, device=self._device)
@@ -109,6 +114,11 @@ class StepInputs:
             BLOCK=1024,
         )
         return pages
+
+    def chunk_tables(self, plan: StepPlan) -> ChunkTables:
+        return ChunkTables(
+            rows=self._span(plan.chunk_rows), starts=self._span(plan.kv_indptr), table=self.rows.table
+        )
 
     def decode_inputs(self, size: int) -> None:
         """Of a decode step of `size` rows, padding included."""

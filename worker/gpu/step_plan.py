@@ -49,6 +49,7 @@ class StepPlan:
     chunk_token_rows: Span
     chunk_rows: Span
     page_indptr: Span
+    kv_indptr: Span
     n_pages: int
     most_pages: int
     """Of one chunk row."""
@@ -69,7 +70,7 @@ def n_words_needed(batch: StepBatch, *, layout: HeadLayout, delta: TableDelta) -
     n_chunk_tokens = int(batch.q_lens[batch.n_decode :].sum())
     n_chunks = len(batch.rows) - batch.n_decode
     n_new = delta.n_missing(batch.rows, batch.kv_lens)
-    return layout.n_words + 3 * (n_new + n_chunk_tokens) + 2 * n_chunks + 1 + 8 * ALIGN
+    return layout.n_words + 3 * (n_new + n_chunk_tokens) + 3 * n_chunks + 2 + 9 * ALIGN
 
 
 def pack(
@@ -110,6 +111,7 @@ def pack(
         chunk_token_rows=tail.add(np.repeat(rows, q_lens)),
         chunk_rows=tail.add(rows),
         page_indptr=tail.add(np.concatenate(([0], np.cumsum(n_pages)))),
+        kv_indptr=tail.add(np.concatenate(([0], np.cumsum(kv_lens)))),
         n_words=tail.n_words,
         n_pages=int(n_pages.sum()),
         most_pages=int(n_pages.max()) if len(n_pages) else 0,
