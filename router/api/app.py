@@ -54,7 +54,8 @@ def create_app(
     keys that can't be read."""
     text = None if tokenizer is None else text_model(config, tokenizer, chat_template)
     context = ApiContext(client=client, config=config, text=text, clock=clock, tracing=tracing)
-    middleware = [Middleware(Guard, context=context, clock=clock)]
+    keys = ApiKeys(config, clock=clock)
+    middleware = [Middleware(Guard, context=context, keys=keys, clock=clock)]
     if config.cors_allow_origin:
         cors = Middleware(
             CORSMiddleware,
