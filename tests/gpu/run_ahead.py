@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from proto.codec import pack_i32
-from proto.worker_pb2 import Admit, Sampling, Step
+from proto.worker_pb2 import Admit, Grammar, Sampling, Step
 from worker.rows import RowTable
 from worker.runner import Pending, Runner, Sampled
 
@@ -23,10 +23,13 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     """Given ones hold `n_cached` tokens already; more are taken."""
     n_cached: int = 0
+    grammar: Grammar | None = None
     row: int = -1
     epoch: int = 0
     computed: int = 0
     n_scheduled: int = 0
+    n_known: int = 0
+    """Tokens at admission."""
 
 
 class RunAhead:
@@ -41,31 +44,39 @@ class RunAhead:
         self._table = RowTable.for_capacity(runner.capacity)
         self._free = np.random.default_rng(seed).permutation(np.arange(1, runner.capacity.n_blocks)).tolist()
         self._seq = 0
+        self._epoch = 0
         self._in_flight: deque[Pending] = deque()
         self._by_key: dict[tuple[int, int], Request] = {}
 
-    def run(self, requests: list[Request]) -> list[list[int]]:
+    def run(self, requests: list[Request], *, n_rows: int | None = None) -> list[list[int]]:
+        """At most `n_rows` at once: a waiting one takes an ended one's row in the step that evicts it. What
+        `output` holds already is replayed."""
+        waiting, running = deque(requests), list[Request]()
+        free = deque(range(len(requests) if n_rows is None else n_rows))
         step = Step()
-        for row, request in enumerate(requests):
-            request.row, request.epoch, request.computed = row, row + 1, request.n_cached
-            self._by_key[request.row, request.epoch] = request
-            step.admits.append(self._admit(request))
-        running = list(requests)
-        while running:
-            prefill = [r for r in running if r.computed < len(r.prompt)]
-            decode = [r for r in running if r.computed >= len(r.prompt)]
+        while running or waiting:
+            while waiting and free:
+                request = waiting.popleft()
+                self._epoch += 1
+                request.row, request.epoch, request.computed = free.popleft(), self._epoch, request.n_cached
+                request.n_scheduled = len(request.output)
+                self._by_key[request.row, request.epoch] = request
+                step.admits.append(self._admit(request))
+                running.append(request)
+            prefill = [r for r in running if r.computed < r.n_known]
+            decode = [r for r in running if r.computed >= r.n_known]
             budget = self.runner.capacity.max_step_tokens - len(decode)
             rows, lengths = [], []
             for request in prefill:
-                n = min(self.chunk, len(request.prompt) - request.computed, budget)
+                n = min(self.chunk, request.n_known - request.computed, budget)
                 if n <= 0:
                     continue
                 budget -= n
                 rows.append(request.row)
                 lengths.append(n)
                 request.computed += n
-                if request.computed == len(request.prompt):
-                    request.n_scheduled = 1
+                if request.computed == request.n_known:
+                    request.n_scheduled += 1
             for request in decode:
                 request.n_scheduled += 1
             step.chunk_rows, step.chunk_tokens = pack_i32(rows), pack_i32(lengths)
@@ -73,6 +84,7 @@ class RunAhead:
             self._send(step)
             done = [r for r in running if r.n_scheduled >= r.max_new]
             running = [r for r in running if r.n_scheduled < r.max_new]
+            free.extend(r.row for r in done)
             step = Step(evicts=pack_i32([r.row for r in done]))
         self._send(step)
         while self._in_flight:
@@ -98,12 +110,14 @@ class RunAhead:
         n_blocks = -(-(len(request.prompt) + request.max_new) // self.runner.capacity.block_size)
         while len(request.blocks) < n_blocks:
             request.blocks.append(self._free.pop())
+        request.n_known = len(request.prompt) + len(request.output)
         return Admit(
             row=request.row,
             epoch=request.epoch,
-            tokens=pack_i32(request.prompt),
+            tokens=pack_i32(request.prompt + request.output),
             n_prompt=len(request.prompt),
             blocks=pack_i32(request.blocks),
             n_cached=request.n_cached,
             sampling=request.sampling,
+            grammar=request.grammar,
         )

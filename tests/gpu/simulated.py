@@ -30,6 +30,7 @@ from worker.gpu.graph_sizes import graph_sizes
 from worker.gpu.graphs import DecodeGraph, GraphSet
 from worker.gpu.runner import GpuRunner
 from worker.gpu.token_sizes import candidates
+from worker.grammar.rows import GrammarRows
 from worker.models.spec import DecoderWeights, ModelSpec
 from worker.runner import RunnerCapacity
 
@@ -158,6 +159,7 @@ def make_runner(
     max_rows: int = 8,
     max_tokens: int = 128,
     n_blocks: int = 400,
+    grammars: GrammarRows | None = None,
 ) -> GpuRunner:
     spec = weights.spec
     shape = CoreShape(
@@ -227,7 +229,7 @@ def make_runner(
         memory_arithmetic="",
         features=("prompt_logprobs",),
     )
-    return GpuRunner(core, capacity, use_graphs=graphs)
+    return GpuRunner(core, capacity, use_graphs=graphs, grammars=grammars)
 
 
 def rng_prompts(lengths: tuple[int, ...], *, vocab: int, seed: int = 0) -> list[list[int]]:
