@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 
 from bench.hardware import describe_host, host_line
@@ -42,6 +43,7 @@ def document(
     results: list[CaseResult],
     start_to_ready_s: float | None,
     seed: int,
+    idle_share: float | None,
 ) -> dict[str, Any]:
     return {
         "command": command,
@@ -49,6 +51,7 @@ def document(
         "host": host,
         "seed": seed,
         "start_to_ready_s": start_to_ready_s,
+        "decode_idle_share": idle_share,
         "cases": [result.as_dict() for result in results],
     }
 
@@ -57,7 +60,7 @@ def markdown(title: str, doc: dict[str, Any]) -> str:
     """The table with everything that one needs to measure it again."""
     rows = [(case["case"], case["median"]) for case in doc["cases"]]
     n_runs = "/".join(sorted({str(len(case["runs"])) for case in doc["cases"]}))
-    ready = doc["start_to_ready_s"]
+    ready, idle = doc["start_to_ready_s"], doc["decode_idle_share"]
     lines = [
         f"# {title}",
         "",
@@ -69,6 +72,7 @@ def markdown(title: str, doc: dict[str, Any]) -> str:
         "",
         runs_table(rows),
         "",
+        *([] if idle is None else [f"Device idle between decode steps: {idle:.2%} (`/metrics`).", ""]),
         *(
             f"* {case['case']}: {case['load']} (spread of output tok/s over the runs {case['spread']:.1%})"
             for case in doc["cases"]
@@ -148,13 +152,36 @@ def _measure(
             run_case(target, case.scaled(scale), source, n_runs=n_runs, seed=seed, say=typer.echo)
             for case in cases
         ]
+        idle_share = decode_idle_share(address)
     return document(
         command=shown(command) or f"{url} (already up)",
         host=host,
         results=results,
         start_to_ready_s=server.start_to_ready_s if server else None,
         seed=seed,
+        idle_share=idle_share,
     )
+
+
+def decode_idle_share(url: str) -> float | None:
+    """Of all decode steps behind decode steps, from the server's own metrics; None when it has no such."""
+    try:
+        text = httpx.get(f"{url}/metrics", timeout=10).text
+    except httpx.HTTPError:
+        return None
+    return idle_share_of(text)
+
+
+def idle_share_of(metrics: str) -> float | None:
+    total = dict.fromkeys(
+        ("quire_worker_steady_seconds_total", "quire_worker_steady_idle_seconds_total"), 0.0
+    )
+    for line in metrics.splitlines():
+        name = line.partition("{")[0]
+        if name in total:
+            total[name] += float(line.rpartition(" ")[2])
+    busy, idle = total.values()
+    return idle / (busy + idle) if busy > 0 else None
 
 
 if __name__ == "__main__":

@@ -137,6 +137,11 @@ class WorkerConfig:
         help="Where traces of requests go (OTLP over HTTP), e.g. http://collector:4318; empty: nowhere. "
         "Needs the extra `otel`.",
     )
+    profile_dir: str = flag(
+        "",
+        help="On SIGUSR2 the worker watches its GPU for a second and writes what it did into this folder; "
+        "empty: the signal is ignored.",
+    )
     log_format: str = flag(
         "auto", help="auto: key=value on a terminal, JSON otherwise.", choices=LOG_FORMAT_CHOICES
     )

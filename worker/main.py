@@ -30,6 +30,8 @@ _LAST_STEP_TIMEOUT_S = 60.0
 _FLUSH_S = 2.0
 """And clients this long to take the end of their stream."""
 
+_PROFILED_S = 1.0
+
 
 class ExitCode(enum.IntEnum):
     """How a worker process ends."""
@@ -125,11 +127,13 @@ class _Process:
         self._stop = asyncio.Event()
         self._n_signals = 0
         self._fatal: Exception | None = None
+        self._profiling: asyncio.Future[None] | None = None
 
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal, number)
+        self._loop.add_signal_handler(signal.SIGUSR2, self._on_profile_signal)
         server = WorkerServer(
             self._runner,
             host=self._config.host,
@@ -186,6 +190,21 @@ class _Process:
             # Asked twice: don't wait for the step.
             os._exit(128 + number)
         self._stop.set()
+
+    def _on_profile_signal(self) -> None:
+        on_gpu = self._runner.capacity.device.startswith("cuda")
+        if self._config.profile_dir and on_gpu and (self._profiling is None or self._profiling.done()):
+            self._profiling = asyncio.ensure_future(self._profile(Path(self._config.profile_dir)))
+
+    async def _profile(self, folder: Path) -> None:
+        from worker.gpu.profile import write_profile
+
+        try:
+            path = await asyncio.to_thread(write_profile, folder, seconds=_PROFILED_S)
+        except (OSError, RuntimeError) as error:
+            self._log.error("profile failed", error=str(error))
+        else:
+            self._log.info("profile written", path=str(path))
 
     def _on_fatal_from_thread(self, error: Exception) -> None:
         self._fatal = error
