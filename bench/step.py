@@ -275,7 +275,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         started = time.perf_counter()
         token_sizes = (
-            measure(core.decoder, core.shape.max_step_tokens) if args.prefill or args.profile else ()
+            measure(core.decoder, core.shape.max_step_tokens, stream=core.stream)
+            if args.prefill or args.profile
+            else ()
         )
         print(f"token sizes measured in {time.perf_counter() - started:.1f} s: {token_sizes}", flush=True)
         core.capture_graphs(token_sizes)

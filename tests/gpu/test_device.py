@@ -67,7 +67,7 @@ def make_runner(weights: DecoderWeights, *, block_size: int = 16, graphs: bool =
     )
     core = GpuCore(weights, gpu=gpu, shape=shape, buffers=buffers, cache=cache, dtype=torch.bfloat16)
     if graphs:
-        core.capture_graphs(measure(core.decoder, shape.max_step_tokens))
+        core.capture_graphs(measure(core.decoder, shape.max_step_tokens, stream=core.stream))
     capacity = RunnerCapacity(
         model_id="tiny", model_hash="tiny", model_path="", block_size=block_size, n_blocks=n_blocks,
         max_rows=max_rows, max_step_tokens=shape.max_step_tokens, max_context=shape.max_context,

@@ -57,31 +57,29 @@ def capture(
     graphs: dict[int, DecodeGraph] = {}
     piece_graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
     attends: dict[int, list[torch.cuda.CUDAGraph]] = {}
-    with _no_garbage_collection(), torch.inference_mode(), torch.cuda.stream(stream):
+    with no_garbage_collection(), torch.inference_mode(), torch.cuda.stream(stream):
         for n_tokens in sorted(token_sizes, reverse=True):
             bodies = pieces(n_tokens)
             # All layers are alike: the first two pieces and the last load every kernel.
             for body in (*bodies[:2], bodies[-1]):
                 body()
             stream.synchronize()
-            piece_graphs[n_tokens] = [_capture_one(body, pool) for body in bodies]
+            piece_graphs[n_tokens] = [capture_one(body, pool) for body in bodies]
         for size in sorted(sizes, reverse=True):
             forward(size)
             sample(size)
             stream.synchronize()
             graphs[size] = DecodeGraph(
-                _capture_one(partial(forward, size), pool), _capture_one(partial(sample, size), pool)
+                capture_one(partial(forward, size), pool), capture_one(partial(sample, size), pool)
             )
             if token_sizes:
-                attends[size] = [
-                    _capture_one(partial(attend, layer, size), pool) for layer in range(n_layers)
-                ]
+                attends[size] = [capture_one(partial(attend, layer, size), pool) for layer in range(n_layers)]
     stream.synchronize()
     return GraphSet(graphs, piece_graphs, attends, time.perf_counter() - started)
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Freeing a tensor, an event or a graph of old while a capture runs would invalidate it."""
     gc.collect()
     gc.disable()
@@ -91,7 +89,8 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _capture_one(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+def capture_one(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """On the current stream, which is not the default one; pool None: memory of its own."""
     # Not `torch.cuda.graph`: it collects garbage and empties the allocator's cache each time.
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")

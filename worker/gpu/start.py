@@ -101,7 +101,7 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
         log.info("KV cache sized", arithmetic=budget.arithmetic)
         core = _core(parts, n_blocks=budget.n_blocks)
         if shape.graph_sizes:
-            core.capture_graphs(measure(core.decoder, shape.max_step_tokens))
+            core.capture_graphs(measure(core.decoder, shape.max_step_tokens, stream=core.stream))
             assert core.graphs is not None
             log.info(
                 "graphs captured",

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
+
+import torch
+
+from worker.gpu.graphs import capture_one, no_garbage_collection
 
 if TYPE_CHECKING:
     from worker.gpu.decoder import GpuDecoder
@@ -37,23 +42,33 @@ def worth_capturing(sizes: Sequence[int], times: Sequence[float]) -> tuple[int, 
     return tuple(reversed(kept))
 
 
-def measure(decoder: GpuDecoder, max_tokens: int) -> tuple[int, ...]:
-    """Times one layer's products at every candidate on the device. Overwrites the activations."""
-    import torch
-
+def measure(decoder: GpuDecoder, max_tokens: int, *, stream: torch.cuda.Stream) -> tuple[int, ...]:
+    """Times one layer's products at every candidate on the device, inside a CUDA graph: launched one by one,
+    small products would wait for the host and all look alike. Overwrites the activations."""
     sizes = candidates(max_tokens)
     times = []
-    with torch.inference_mode():
+    # Not zeros, nor all rows alike: such products run faster than real ones.
+    for tensor in (decoder.buffers.hidden, decoder.buffers.attention):
+        tensor.normal_()
+    with no_garbage_collection(), torch.inference_mode(), torch.cuda.stream(stream):
         for size in sizes:
+            body = partial(_products, decoder, size)
+            body()  # loads the kernels
+            stream.synchronize()
+            graph = capture_one(body, None)
             samples = []
             for _ in range(_REPEATS + 1):
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 start.record()
-                # The second of two layers: their weights don't stay in the cache in between.
-                decoder.after_attention(0, n_tokens=size)
-                decoder.before_attention(decoder.spec.n_layers - 1, n_tokens=size, first_chunk=size)
+                graph.replay()
                 end.record()
                 samples.append((start, end))
-            torch.cuda.synchronize()
+            stream.synchronize()
             times.append(statistics.median(start.elapsed_time(end) for start, end in samples[1:]))
     return worth_capturing(sizes, times)
+
+
+def _products(decoder: GpuDecoder, n_tokens: int) -> None:
+    # The second of two layers: their weights don't stay in the cache in between.
+    decoder.after_attention(0, n_tokens=n_tokens)
+    decoder.before_attention(decoder.spec.n_layers - 1, n_tokens=n_tokens, first_chunk=n_tokens)
