@@ -27,13 +27,14 @@ _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack")
 _DEFAULT_CONTEXT = 2048
 
 
-def folder_checkpoint(folder: Path, *, name: str) -> Checkpoint:
-    """Raises `CheckpointError` when a needed file is missing, damaged or in another format."""
+def folder_checkpoint(folder: Path, *, name: str, weights: bool = True) -> Checkpoint:
+    """Raises `CheckpointError` when a needed file is missing, damaged or in another format. Without `weights`
+    they are not looked at, and the fingerprint does not tell models apart."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: it is not a model folder")
     config = read_json(folder / "config.json")
-    weights = weight_files(folder)
-    for path in weights:
+    files = weight_files(folder) if weights else []
+    for path in files:
         check_safetensors(path)
     tokenizer = [folder / file for file in _TOKENIZER_FILES if (folder / file).is_file()]
     vocab_size = config.get("vocab_size")
@@ -48,7 +49,7 @@ def folder_checkpoint(folder: Path, *, name: str) -> Checkpoint:
         bos_token_id=_first_id(config.get("bos_token_id")),
         max_context=int(config.get("max_position_embeddings") or _DEFAULT_CONTEXT),
         vocab_size=vocab_size,
-        fingerprint=fingerprint_folder(folder, config=config, weights=weights, tokenizer=tokenizer),
+        fingerprint=fingerprint_folder(folder, config=config, weights=files, tokenizer=tokenizer),
     )
 
 

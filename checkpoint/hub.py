@@ -8,7 +8,8 @@ from pathlib import Path
 
 from checkpoint.checkpoint import CheckpointError
 
-_NEEDED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_WEIGHTS = "*.safetensors"
+_TEXT = ["*.json", "*.jinja", "*.model", "*.txt"]
 _IGNORED = ["*/*", "consolidated*", "README*", "LICENSE*"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -18,9 +19,15 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_hub(
-    name: str, *, cache_dir: Path | None = None, offline: bool = False, revision: str | None = None
+    name: str,
+    *,
+    cache_dir: Path | None = None,
+    offline: bool = False,
+    revision: str | None = None,
+    weights: bool = True,
 ) -> Path:
-    """The local folder of a snapshot; downloads only what is missing.
+    """The local folder of a snapshot; downloads only what is missing. Without `weights`: config, tokenizer
+    and chat template alone, a few megabytes.
 
     `cache_dir` None: the hub client's own choice (`HF_HOME`). `HF_TOKEN` is honoured by that client.
     Raises `CheckpointError` that says what to do.
@@ -45,7 +52,7 @@ def fetch_hub(
             revision=revision,
             cache_dir=cache_dir,
             local_files_only=offline,
-            allow_patterns=_NEEDED,
+            allow_patterns=[_WEIGHTS, *_TEXT] if weights else _TEXT,
             ignore_patterns=_IGNORED,
         )
     except GatedRepoError as error:

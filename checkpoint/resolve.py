@@ -28,8 +28,12 @@ def resolve(
     offline: bool = False,
     revision: str | None = None,
     say: Callable[[str], None] | None = None,
+    weights: bool = True,
 ) -> Checkpoint:
     """Fetches what is missing and describes the model; never reads all weights.
+
+    Without `weights` it is for its tokenizer and chat template alone: a hub model's weights are then neither
+    fetched nor looked for in a folder (a GGUF file holds everything in one).
 
     `cache_dir` holds what is fetched; None: `default_cache_dir()` for the default model, the hub's own cache
     for hub models.
@@ -43,7 +47,7 @@ def resolve(
         return gguf_checkpoint(path, name=name)
     local = user_path(name)
     if local.is_dir():
-        return _local_folder(local, name)
+        return _local_folder(local, name, weights=weights)
     if local.is_file():
         if local.suffix == ".safetensors":
             raise CheckpointError(f"{name} is one weight file: name its folder, {local.parent}, instead")
@@ -54,15 +58,20 @@ def resolve(
         )
     if say:
         say(f"looking for {name} in the hub's cache and on the hub")
-    folder = fetch_hub(name, cache_dir=cache_dir, offline=offline, revision=revision)
-    return folder_checkpoint(folder, name=name)
+    folder = fetch_hub(name, cache_dir=cache_dir, offline=offline, revision=revision, weights=weights)
+    return folder_checkpoint(folder, name=name, weights=weights)
+
+
+def is_model_name(name: str) -> bool:
+    """Whether it names a model wherever it lies (`smollm2`, a hub id), not a place on this host."""
+    return not _looks_like_a_path(name) and is_hub_id(name) and not user_path(name).exists()
 
 
 def _looks_like_a_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".gguf", ".safetensors"))
 
 
-def _local_folder(folder: Path, name: str) -> Checkpoint:
+def _local_folder(folder: Path, name: str, *, weights: bool) -> Checkpoint:
     """A transformers folder, or one that holds a single GGUF file."""
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
@@ -70,4 +79,4 @@ def _local_folder(folder: Path, name: str) -> Checkpoint:
             return gguf_checkpoint(files[0], name=name)
         if files:
             raise CheckpointError(f"{name} holds {len(files)} GGUF files: name one, for example {files[0]}")
-    return folder_checkpoint(folder, name=name)
+    return folder_checkpoint(folder, name=name, weights=weights)

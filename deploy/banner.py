@@ -46,24 +46,30 @@ async def wait_healthy(config: RouterConfig, *, limit_s: float) -> None:
 async def banner(config: RouterConfig, *, n_workers: int, took_s: float) -> str:
     """What to type next; the curl line works as it stands."""
     async with _client(config) as client:
-        served = (await client.get("/v1/models")).json()["data"]
-    model = served[0]["id"] if served else "default"
+        info = (await client.get("/info")).json()
+    model = info.get("model_id", "default")
     url = base_url(config)
     key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if _first_key(config) else ""
-    question = {
-        "model": model,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        "temperature": 0,
-        "max_tokens": 100,
-    }
+    chats = bool(info.get("chat_template"))
+    route = "chat/completions" if chats else "completions"
+    asked = (
+        {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        if chats
+        else {"prompt": "The capital of France is"}
+    )
+    question = {"model": model, **asked, "temperature": 0, "max_tokens": 100 if chats else 20}
     workers = "1 worker" if n_workers == 1 else f"{n_workers} workers"
     return (
         f"\nReady: {model} at {url} ({workers}, started in {took_s:.1f} s)\n\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+        f"  curl {url}/v1/{route} -H 'Content-Type: application/json'{key} "
         f"-d {shlex.quote(json.dumps(question))}\n\n"
-        f"Chat and see the engine at work in a browser: {url}/\n"
-        f"Talk to it in another terminal: make chat PORT={config.port}\n"
-        "Ctrl-C ends it.\n"
+        + (
+            f"Chat and see the engine at work in a browser: {url}/\n"
+            f"Talk to it in another terminal: make chat PORT={config.port}\n"
+            if chats
+            else f"See the engine at work in a browser: {url}/ (this model has no chat template)\n"
+        )
+        + "Ctrl-C ends it.\n"
     )
 
 

@@ -11,7 +11,7 @@ import typer
 
 from deploy.flags import with_settings
 from deploy.gpu_claim import ClaimConfig
-from deploy.process import die_with_supervisor, report_ready
+from deploy.process import die_with_supervisor, leave, report_ready
 from router.config import RouterConfig
 from settings.errors import ConfigError
 from settings.load import load
@@ -90,7 +90,7 @@ def scheduler(*, settings: Settings) -> None:
     from router.main_scheduler import run_scheduler
 
     die_with_supervisor()
-    sys.exit(run_scheduler(load(RouterConfig, env=os.environ, args=settings), on_ready=report_ready))
+    leave(run_scheduler(load(RouterConfig, env=os.environ, args=settings), on_ready=report_ready))
 
 
 def api(*, settings: Settings) -> None:
@@ -98,7 +98,7 @@ def api(*, settings: Settings) -> None:
     from router.api.main import run_api
 
     die_with_supervisor()
-    sys.exit(run_api(load(RouterConfig, env=os.environ, args=settings), on_ready=report_ready))
+    leave(run_api(load(RouterConfig, env=os.environ, args=settings), on_ready=report_ready))
 
 
 def worker(*, settings: Settings) -> None:
@@ -111,7 +111,7 @@ def worker(*, settings: Settings) -> None:
         _claim_gpu(claim)
     from worker.main import run_worker
 
-    sys.exit(run_worker(config, on_ready=report_ready))
+    leave(run_worker(config, on_ready=report_ready))
 
 
 def _claim_gpu(config: ClaimConfig) -> None:
@@ -289,7 +289,7 @@ def main() -> NoReturn:
             _fail(f"{error.strerror}{where}", code=1)
         if not _is_expected(error):
             raise
-        _fail(str(error), code=1)
+        _fail(str(error), code=getattr(error, "exit_code", 1))
     sys.exit(0)
 
 

@@ -21,7 +21,7 @@ Each setting is a flag of `quire serve` (router and workers on one host), `quire
 The command line wins over the environment, `QUIRE_…` over the other names, and all of them over the default.
 An empty variable counts as not set. `HOSTNAME` is never read: containers set it to their own id. A value
 that can't be used ends the process with exit code 2 and one line that names the flag, the value and the limit.
-What only a worker can judge (its memory, its device) ends a start by `quire serve` with exit code 1.
+What only a worker can judge (its memory, its device) ends a start by `quire serve` in the same way.
 
 `quire serve` passes a setting that router and worker share to both. It decides itself where its processes
 meet (`--scheduler-address`, `--replicas`, the workers' `--host` and `--port`), so its `--host` and `--port`

@@ -8,7 +8,12 @@ class DeployError(Exception):
 
 
 class StartFailedError(DeployError):
-    """A process could not be brought up; the message says which and why."""
+    """A process could not be brought up; the message says which and why. `exit_code` is 2 when that process
+    found a setting that can't be used, as when the command line is refused at once."""
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class PortTakenError(DeployError):

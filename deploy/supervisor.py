@@ -14,6 +14,9 @@ from deploy.backoff import Backoff
 from deploy.child import Child, ChildSpec
 from deploy.errors import StartFailedError
 
+_USAGE = 2
+"""By which each of our processes says that a setting can't be used."""
+
 Say = Callable[[str, str], None]
 """(name of the process, line)."""
 
@@ -112,7 +115,9 @@ class Keeper:
                 self.was_ready.set()
             code = await ended
             if not self.restarts and not self._stop_asked.is_set():
-                raise StartFailedError(f"{name} {child.cause(code)}")
+                raise StartFailedError(
+                    f"{name} {child.cause(code)}", exit_code=_USAGE if code == _USAGE else 1
+                )
             return code
         finally:
             ready.cancel()

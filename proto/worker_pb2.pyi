@@ -90,7 +90,7 @@ class Capacity(_message.Message):
     memory_arithmetic: _builtins.str
     """how that budget was found, one printable line"""
     attention: _builtins.str
-    """"torch", "flashinfer", "fake" """
+    """"torch", "native" (compiled for this CPU), "flashinfer", "fake" """
     device: _builtins.str
     """e.g. "cpu", "cuda:0 NVIDIA H200" """
     dtype: _builtins.str

@@ -21,7 +21,7 @@ class RouterConfig(ApiConfig):
     model: str = flag(
         "",
         help="Where the API finds tokenizer and chat template: a hub id, a folder, a GGUF file or `smollm2`. "
-        "Empty: the place that the worker names.",
+        "Empty: what the worker names. A worker of another name is refused; a folder may hold any copy.",
         env=("MODEL_ID",),
     )
     replicas: tuple[str, ...] = flag(

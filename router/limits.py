@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from checkpoint.resolve import is_model_name
 from proto.version import PROTOCOL_VERSION
 from proto.worker_pb2 import Capacity
 from router.config import RouterConfig
@@ -15,6 +16,10 @@ from router.policy import PolicyLimits
 from router.replica_state import ReplicaShape
 from settings.errors import ConfigError
 from settings.flag import Flag
+
+
+_FLAG_OF = {"native": "torch"}
+"""Compiled code takes over from --attention torch where it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,10 @@ class Limits:
     max_total_tokens: int
     max_batch_prefill_tokens: int
     max_batch_size: int
+    attention: str
+    """What the first worker computes with, likewise its device and number format."""
+    device: str
+    dtype: str
 
 
 def resolve_limits(config: RouterConfig, capacity: Capacity) -> Limits:
@@ -110,6 +119,9 @@ def resolve_limits(config: RouterConfig, capacity: Capacity) -> Limits:
         max_total_tokens=max_total,
         max_batch_prefill_tokens=max_prefill,
         max_batch_size=max_rows,
+        attention=capacity.attention,
+        device=capacity.device,
+        dtype=capacity.dtype,
     )
 
 
@@ -134,7 +146,11 @@ def check_replica(limits: Limits | None, config: RouterConfig, capacity: Capacit
             f"worker {capacity.worker_id} has blocks of {capacity.block_size} tokens, but --block-size is "
             f"{config.block_size}"
         )
-    if config.attention not in ("auto", capacity.attention):
+    if config.model and _are_other_models(config.model, capacity.model_id):
+        raise ReplicaMismatchError(
+            f"worker {capacity.worker_id} serves {capacity.model_id!r}, but --model is {config.model!r}"
+        )
+    if config.attention not in ("auto", capacity.attention, _FLAG_OF.get(capacity.attention)):
         raise ReplicaMismatchError(
             f"worker {capacity.worker_id} runs attention {capacity.attention!r}, but --attention is "
             f"{config.attention!r}"
@@ -195,6 +211,11 @@ def arithmetic(limits: Limits, config: RouterConfig, capacity: Capacity) -> str:
     return f"{text}; {capacity.memory_arithmetic})" if capacity.memory_arithmetic else f"{text})"
 
 
+def _are_other_models(told: str, served: str) -> bool:
+    """Whether the names say so. A folder or a file may hold a copy of anything: its name tells nothing."""
+    return told != served and all(is_model_name(name) for name in (told, served))
+
+
 def settings_in_force(config: RouterConfig, limits: Limits) -> dict[str, Any]:
     """Every flag, secrets left out, with what unset ones resolved to."""
     shown: dict[str, Any] = {}
@@ -213,6 +234,9 @@ def settings_in_force(config: RouterConfig, limits: Limits) -> dict[str, Any]:
         max_batch_total_tokens=limits.pool_tokens,
         max_batch_size=limits.max_batch_size,
         block_size=limits.block_size,
+        attention=limits.attention,
+        device=limits.device,
+        dtype=limits.dtype,
     )
     return shown
 

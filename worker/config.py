@@ -175,6 +175,11 @@ class WorkerConfig:
         self._check_range("max_batch_size", low=1, high=65536)
         self._check_range("max_batch_prefill_tokens", low=1, high=2**24)
         self._check_range("max_batch_total_tokens", low=1, high=2**40)
+        if self.max_batch_total_tokens is not None and self.max_batch_total_tokens < self.block_size:
+            raise ConfigError(
+                f"--max-batch-total-tokens is {self.max_batch_total_tokens}, but one block holds "
+                f"{self.block_size} tokens (--block-size): at least {self.block_size}"
+            )
         self._check_range("max_total_tokens", low=2, high=2**30)
         self._check_range("window", low=1, high=64)
         self._check_range("threads", low=0, high=4096)

@@ -16,7 +16,7 @@ import torch
 from checkpoint.checkpoint import Checkpoint
 from proto.codec import pack_f32, pack_i32, unpack_i32
 from proto.worker_pb2 import Grammar, PromptLogprobs, RowError
-from worker.attention.interface import I32, AttentionBatch, KvCache
+from worker.attention.interface import I32, Attention, AttentionBatch, KvCache
 from worker.attention.native_backend import make_attention
 from worker.config import WorkerConfig
 from worker.cpu_tuning import ThreadPlan, keep_freed_memory, plan_threads
@@ -65,14 +65,14 @@ class CpuRunner:
     def __init__(
         self,
         decoder: Decoder,
-        cache: KvCache,
         capacity: RunnerCapacity,
         *,
+        attention: Attention,
         threads: ThreadPlan,
         grammars: GrammarRows | None = None,
     ) -> None:
         self._decoder = decoder
-        self._attention = make_attention(decoder.spec, cache)
+        self._attention = attention
         self._capacity = capacity
         self._threads = threads
         self._sampler = Sampler(
@@ -265,10 +265,18 @@ def make_cpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> CpuRunner:
     budget = cpu_kv_budget(config, spec, dtype=dtype)
     log.info("KV cache sized", arithmetic=budget.arithmetic)
     cache = KvCache(spec, n_blocks=budget.n_blocks, block_size=config.block_size, dtype=dtype, device=device)
+    attention = make_attention(decoder.spec, cache)
     runner = CpuRunner(
         decoder,
-        cache,
-        _capacity(config, checkpoint, budget, max_context=max_context, with_grammars=grammars is not None),
+        _capacity(
+            config,
+            checkpoint,
+            budget,
+            max_context=max_context,
+            with_grammars=grammars is not None,
+            attention=attention.name,
+        ),
+        attention=attention,
         threads=threads,
         grammars=grammars,
     )
@@ -284,6 +292,7 @@ def _capacity(
     *,
     max_context: int,
     with_grammars: bool,
+    attention: str,
 ) -> RunnerCapacity:
     dtype = str(_DTYPES[config.dtype])[6:]
     return RunnerCapacity(
@@ -297,7 +306,7 @@ def _capacity(
         max_context=max_context,
         vocab_size=checkpoint.vocab_size,
         eos_token_ids=checkpoint.eos_token_ids,
-        attention="torch",
+        attention=attention,
         device="cpu",
         dtype=dtype,
         kv_cache_dtype=dtype,

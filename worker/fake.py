@@ -8,7 +8,6 @@ block gives a wrong token, and is named in `FakeRunner.violations`. `expected_to
 from __future__ import annotations
 
 from checkpoint.checkpoint import Checkpoint
-from settings.errors import ConfigError
 from worker.config import WorkerConfig
 from worker.fake_cache import Violation
 from worker.fake_faults import FakeFaults, Reply, RowFault
@@ -42,7 +41,7 @@ def make_fake_runner(
     faults: FakeFaults | None = None,
 ) -> FakeRunner:
     """The runner that `--attention fake` asks for. With a checkpoint it speaks that model's vocabulary, so
-    that an API with its tokenizer fits. Raises ConfigError when a cap leaves no block."""
+    that an API with its tokenizer fits."""
     block_size = config.block_size
     n_blocks = config.fake_n_blocks
     arithmetic = (
@@ -50,11 +49,6 @@ def make_fake_runner(
     )
     if config.max_batch_total_tokens is not None:
         cap = config.max_batch_total_tokens // block_size + 1
-        if cap < 2:
-            raise ConfigError(
-                f"--max-batch-total-tokens is {config.max_batch_total_tokens}, but one block holds "
-                f"{block_size} tokens: raise it or lower --block-size"
-            )
         if cap < n_blocks:
             n_blocks = cap
             arithmetic = f"{n_blocks - 1} blocks x {block_size} tokens (--max-batch-total-tokens)"

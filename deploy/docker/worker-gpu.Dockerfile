@@ -10,6 +10,7 @@
 # CUDA_ARCHS         architectures that kernels are compiled for (compute capabilities)
 # HEAD_DIMS, DTYPES, KV_CACHE_DTYPES
 #                    what they are compiled for; fewer of each make a shorter build and a smaller image
+# PREBUILD_FLAGS     empty leaves out the variants for models with sliding windows
 # MAX_JOBS           compilers at once; each takes up to 4 GB
 # PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_TRUSTED_HOST, PIP_FIND_LINKS
 #                    package indexes, as pip reads them; one with a password belongs into the secret
@@ -63,13 +64,14 @@ ARG CUDA_ARCHS=8.0,8.6,8.9,9.0a,10.0a
 ARG HEAD_DIMS=64,128,256
 ARG DTYPES=bfloat16,float16
 ARG KV_CACHE_DTYPES=auto,fp8_e4m3,fp8_e5m2
+ARG PREBUILD_FLAGS=--sliding-window
 ARG MAX_JOBS
 COPY worker/__init__.py /src/worker/
 COPY worker/gpu/__init__.py worker/gpu/prebuild.py /src/worker/gpu/
 # The finished libraries lie where FlashInfer looks before it would compile; /kernels has them for the last stage.
 RUN FLASHINFER_WORKSPACE_BASE=/tmp/kernels PYTHONPATH=/src PATH=/opt/cuda/bin:$PATH MAX_JOBS=${MAX_JOBS:-$(nproc)} \
     /opt/venv/bin/python -m worker.gpu.prebuild --arch "$CUDA_ARCHS" --head-dim "$HEAD_DIMS" \
-    --dtype "$DTYPES" --kv-cache-dtype "$KV_CACHE_DTYPES" --sliding-window && \
+    --dtype "$DTYPES" --kv-cache-dtype "$KV_CACHE_DTYPES" $PREBUILD_FLAGS && \
     rm -rf /tmp/kernels && cd /opt/venv && \
     mkdir /kernels && cp -a --parents lib/python3*/site-packages/flashinfer/data/aot /kernels/
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api.context import ApiContext
-from router.api.errors import OPENAI_ERRORS, ApiError, internal
+from router.api.errors import OPENAI_ERRORS, ApiError, internal, unavailable
 from router.api.exchange import Exchange
 from router.api.keys import ApiKeys
 from router.api.tgi.errors import TGI_ERRORS, TGI_PATHS
@@ -59,6 +60,12 @@ class Guard:
             info = error.info if isinstance(error, ApiError) else error.error
             if exchange.status is None:
                 await exchange.fail(info)
+        except asyncio.CancelledError:
+            if not self._context.draining:
+                raise
+            # It was cut off by the shutdown, e.g. while its body still came.
+            if exchange.status is None:
+                await exchange.fail(unavailable("The server is shutting down.", retry_after_s=5.0).info)
         except Exception:
             _log.exception("request failed", request_id=exchange.request_id)
             if exchange.status is None:

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 from prometheus_client import disable_created_metrics
@@ -14,7 +15,7 @@ from prometheus_client import disable_created_metrics
 from checkpoint.chat_template import load_chat_template
 from checkpoint.checkpoint import Checkpoint, CheckpointError
 from checkpoint.paths import user_path
-from checkpoint.resolve import resolve
+from checkpoint.resolve import is_model_name, resolve
 from checkpoint.tokenizer import load_tokenizer
 from router.api.app import create_app
 from router.api.context import ApiContext
@@ -73,7 +74,7 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
 
 def load_text_model(config: RouterConfig, name: str) -> TextModel:
     """Raises CheckpointError naming the model and ConfigError for an unreadable chat template."""
-    return _text_model(config, resolve(name))
+    return _text_model(config, resolve(name, weights=False))
 
 
 def _text_model(config: RouterConfig, checkpoint: Checkpoint) -> TextModel:
@@ -95,7 +96,7 @@ async def _read_when_known(
     if context.loaded is not None:
         return
     try:
-        name = await _model_path(context.client)
+        name = await _model_place(context.client)
         context.loaded = await asyncio.to_thread(load_text_model, config, name)
         _log.info("tokenizer read", model=name)
     except (CheckpointError, ConfigError) as error:
@@ -103,10 +104,17 @@ async def _read_when_known(
         server.stop()
 
 
-async def _model_path(client: SchedulerClient) -> str:
+async def _model_place(client: SchedulerClient) -> str:
+    """The worker's own copy; for a worker on another host its model's name, where that is one."""
     await client.wait_ready()
     model = client.state.model
     path = "" if model is None else str(model.settings.get("model_path", ""))
+    if model is not None and path and not _is_here(path) and is_model_name(model.model_id):
+        return model.model_id
     if not path:
         raise CheckpointError("the worker does not say where its model lies: --model must name it")
     return path
+
+
+def _is_here(path: str) -> bool:
+    return Path(path).exists()

@@ -18,6 +18,8 @@ from router.ipc.messages import IPC_VERSION, Hello, ToApi, Welcome
 from router.ipc.port import SchedulerPort
 from settings.errors import ConfigError
 
+CHECK_SOCKET_S = 1.0
+"""How often the socket's file is looked for."""
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
 """An API process that reads so slowly is cut off: its clients are gone in any case."""
 
@@ -25,13 +27,18 @@ log = structlog.get_logger("router.ipc")
 
 
 class IpcServer:
-    """Listens until closed. Connections that break or speak another protocol are dropped alone."""
+    """Listens until closed. Connections that break or speak another protocol are dropped alone. A socket
+    whose file was removed (by a cleaner of temporary files, say) is made anew, for API processes to come."""
 
-    def __init__(self, address: IpcAddress, port: SchedulerPort) -> None:
+    def __init__(
+        self, address: IpcAddress, port: SchedulerPort, *, check_socket_s: float = CHECK_SOCKET_S
+    ) -> None:
         self.address = address
         """With the port that was bound, after `start`."""
         self._port = port
+        self._check_socket_s = check_socket_s
         self._server: asyncio.Server | None = None
+        self._keeper: asyncio.Task[None] | None = None
         self._connections: set[_Connection] = set()
 
     async def start(self) -> None:
@@ -39,9 +46,8 @@ class IpcServer:
         loop = asyncio.get_running_loop()
         try:
             if self.address.path:
-                _remove_dead_socket(self.address.path)
-                self._server = await loop.create_unix_server(self._make, path=self.address.path)
-                os.chmod(self.address.path, 0o600)
+                await self._listen_at(self.address.path)
+                self._keeper = loop.create_task(self._keep(self.address.path), name="ipc socket")
             else:
                 self._server = await loop.create_server(self._make, self.address.host, self.address.port)
                 port = self._server.sockets[0].getsockname()[1]
@@ -50,10 +56,39 @@ class IpcServer:
             reason = error.strerror or str(error)
             raise ConfigError(f"--scheduler-address is {self.address}, but can't be used: {reason}") from None
 
+    async def _listen_at(self, path: str) -> None:
+        """Raises OSError."""
+        _remove_dead_socket(path)
+        server = await asyncio.get_running_loop().create_unix_server(self._make, path=path)
+        os.chmod(path, 0o600)
+        self._server = server
+
+    async def _keep(self, path: str) -> None:
+        said = ""
+        while True:
+            await asyncio.sleep(self._check_socket_s)
+            if _is_there(path):
+                continue
+            gone = self._server
+            try:
+                _make_folder(path)
+                await self._listen_at(path)
+            except OSError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.error("the scheduler's socket is gone and can't be made anew", path=path, cause=said)
+                continue
+            said = ""
+            if gone is not None:
+                gone.close()
+            log.warning("the scheduler's socket was removed: made anew", path=path)
+
     def _make(self) -> _Connection:
         return _Connection(self._port, self._connections)
 
     async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
         if self._server is not None:
             self._server.close()
         connections = list(self._connections)
@@ -138,6 +173,15 @@ class _Connection(asyncio.Protocol):
         conn, self._conn = self._conn, None
         if conn is not None:
             self._port.detach(conn)
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path)
+
+
+def _make_folder(path: str) -> None:
+    """For a cleaner that took the folder too. Raises OSError."""
+    os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
 
 
 def _remove_dead_socket(path: str) -> None:

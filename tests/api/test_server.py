@@ -178,3 +178,18 @@ def test_port_in_use_names_the_flag() -> None:
 def test_port_that_processes_share() -> None:
     with contextlib.closing(listen("127.0.0.1", 0, shared=True)) as first:
         listen("127.0.0.1", first.getsockname()[1], shared=True).close()
+
+
+async def test_a_body_that_still_comes_at_the_shutdown_gets_an_answer() -> None:
+    scheduler = ScriptedClient(Script(ids("hello")))
+    async with serving(scheduler, shutdown_grace_s=0.0) as live:
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.server.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        await writer.drain()
+        async with httpx.AsyncClient(base_url=live.url) as http:
+            assert (await http.get("/health/live")).status_code == 200  # the server has read the line above
+        live.server.stop()
+        assert b" 503 " in await reader.readline()
+        assert b"shutting down" in await reader.read()
+        writer.close()
+        await live.task

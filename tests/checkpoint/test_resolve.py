@@ -10,7 +10,7 @@ import pytest
 
 from checkpoint import smollm2
 from checkpoint.checkpoint import CheckpointError
-from checkpoint.resolve import default_cache_dir, resolve
+from checkpoint.resolve import default_cache_dir, is_model_name, resolve
 
 
 def test_a_gguf_file_or_a_folder_with_one(make_gguf: Callable[..., Path]) -> None:
@@ -40,6 +40,36 @@ def test_unknown_names(name: str, words: str) -> None:
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         resolve(str(tmp_path))
+
+
+def test_a_tokenizers_folder_needs_no_weights(model_folder: Path) -> None:
+    (model_folder / "model.safetensors").unlink()
+    assert resolve(str(model_folder), weights=False).vocab_size
+    with pytest.raises(CheckpointError, match="has no safetensors file"):
+        resolve(str(model_folder))
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_weights_are_fetched_only_for_who_computes(
+    weights: bool, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def snapshot(name: str, *, allow_patterns: list[str], **rest: object) -> str:
+        asked.append(allow_patterns)
+        return str(model_folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert resolve("org/name", weights=weights).path == model_folder
+    assert ("*.safetensors" in asked[0]) is weights
+    assert {"*.json", "*.jinja", "*.model"} <= set(asked[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("smollm2", True), ("org/name", True), ("./org/name", False), ("/m/org", False)]
+)
+def test_what_names_a_model_wherever_it_lies(name: str, is_one: bool) -> None:
+    assert is_model_name(name) is is_one
 
 
 def test_one_weight_file_is_answered_with_its_folder(model_folder: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from deploy import cli
+from deploy.errors import StartFailedError
 from deploy.flags import as_arguments, secrets_as_environment, with_settings
 from settings.errors import ConfigError
 from settings.flag import flag
@@ -137,3 +140,32 @@ def test_config_errors_exit_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
+
+
+EARLY = """
+import os, signal, sys
+
+class Ctrl_C:
+    def find_spec(self, name, path, target=None):
+        if name == "deploy.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Ctrl_C())
+from deploy.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_still_being_read_is_silent() -> None:
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_setting_that_a_process_found_unusable_ends_with_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise StartFailedError("worker ended with code 2: no", exit_code=2)
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    assert raised.value.code == 2

@@ -30,7 +30,8 @@ def test_an_image_keeps_the_house_rules(path: Path) -> None:
     final = text[text.rindex("\nFROM ") :]
     assert "# syntax" not in text, "it would pull a frontend"
     assert "ARG BASE_IMAGE=" in text
-    assert final.startswith("\nFROM ${BASE_IMAGE}\n")
+    stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE)
+    assert {source for source, _ in stages} <= {"${BASE_IMAGE}", *(name for _, name in stages)}
     assert re.search(r"^USER 10001:10001$", final, re.MULTILINE), "never root"
     assert "\nHEALTHCHECK " in final
     assert "org.opencontainers.image.version" in final

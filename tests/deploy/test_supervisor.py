@@ -85,8 +85,9 @@ async def test_a_process_that_ends_before_it_is_ready_fails_the_start_with_its_w
         "import sys\nprint('error: no such model: x', file=sys.stderr)\nsys.exit(2)", name="worker 0"
     )
     supervisor = Supervisor([good, bad], env=env, say=heard.say)
-    with pytest.raises(StartFailedError, match="worker 0 ended with code 2: no such model: x"):
+    with pytest.raises(StartFailedError, match="worker 0 ended with code 2: no such model: x") as raised:
         await supervisor.start()
+    assert raised.value.exit_code == 2, "a setting that can't be used, whoever found it"
     await supervisor.stop()
     assert all(keeper.child is None or not keeper.child.running for keeper in supervisor.keepers)
 

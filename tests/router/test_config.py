@@ -6,7 +6,7 @@ import pytest
 
 from router.config import RouterConfig
 from router.errors import ReplicaMismatchError
-from router.limits import arithmetic, check_replica, model_info
+from router.limits import arithmetic, check_replica, model_info, resolve_limits
 from settings.errors import ConfigError
 from settings.load import load
 from tests.router.sim import Sim, capacity_of
@@ -83,12 +83,15 @@ def test_info_says_why_prefix_caching_is_off() -> None:
 @pytest.mark.parametrize(
     ("changes", "config", "message"),
     [
-        ({"protocol_version": 99}, {}, r"step protocol 99, this router speaks 1"),
+        ({"protocol_version": 99}, {}, r"step protocol 99, this router speaks \d"),
         ({"model_hash": "other"}, {}, r"serves 'fake' \(digest other\)"),
         ({"n_blocks": 10}, {}, r"can hold 144 tokens, but requests of up to 1024"),
         ({"block_size": 32}, {"block_size": 16}, r"blocks of 32 tokens, but --block-size is 16"),
         ({"attention": "torch"}, {"attention": "fake"}, r"attention 'torch', but --attention is 'fake'"),
         ({"max_window": 1}, {}, r"--window is 2, but worker w takes 1"),
+        ({"attention": "native"}, {"attention": "fake"}, r"attention 'native', but --attention is 'fake'"),
+        ({"model_id": "org/other"}, {"model": "fake"}, r"serves 'org/other', but --model is 'fake'"),
+        ({"model_id": "smollm2"}, {"model": "fake"}, r"serves 'smollm2', but --model is 'fake'"),
     ],
 )
 def test_workers_that_do_not_fit_are_refused(
@@ -101,3 +104,21 @@ def test_workers_that_do_not_fit_are_refused(
         setattr(capacity, name, value)
     with pytest.raises(ReplicaMismatchError, match=message):
         check_replica(sim.limits, sim.config, capacity)
+
+
+@pytest.mark.parametrize("model", ["", "org/model", "/srv/tokenizers/of-it", "./somewhere"])
+def test_a_place_for_the_tokenizer_tells_nothing_of_the_model(model: str) -> None:
+    sim = Sim(config={"model": model})
+    capacity = capacity_of(sim.replicas[0].runner)
+    for served in ("org/model", "/models/a-copy"):
+        capacity.model_id = served
+        check_replica(None, sim.config, capacity)
+
+
+def test_compiled_code_is_what_attention_torch_means_on_a_cpu() -> None:
+    sim = Sim(config={"attention": "auto"})
+    capacity = capacity_of(sim.replicas[0].runner)
+    capacity.attention = "native"
+    check_replica(None, RouterConfig(attention="torch"), capacity)
+    limits = resolve_limits(RouterConfig(), capacity)
+    assert model_info(RouterConfig(), limits).settings["attention"] == "native"

@@ -192,6 +192,29 @@ async def test_an_address_in_use_says_so(tmp_path: Path) -> None:
             await IpcServer(address, s).start()
 
 
+async def test_a_socket_that_was_removed_is_made_anew_and_open_connections_stay(tmp_path: Path) -> None:
+    async with fake_worker(fake_strict=True) as worker, scheduler(worker.address) as s:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        address = IpcAddress.parse(f"unix:{folder}/s.sock")
+        server = IpcServer(address, s, check_socket_s=0.01)
+        await server.start()
+        first = SocketClient.connect(str(address))
+        await asyncio.wait_for(first.wait_ready(), 10)
+        (folder / "s.sock").unlink()
+        folder.rmdir()
+        second = SocketClient.connect(str(address))
+        await asyncio.wait_for(second.wait_ready(), 10)
+        for client in (first, second):
+            answer = await ask(client, text(10, seed=1))
+            await answer.end()
+            answer.assert_right(worker)
+            await client.close()
+        assert (folder / "s.sock").stat().st_mode & 0o777 == 0o600
+        await server.close()
+        assert not (folder / "s.sock").exists()
+
+
 async def test_another_version_is_turned_away(tmp_path: Path) -> None:
     async with scheduler("127.0.0.1:1", ready=False) as s:
         server = IpcServer(IpcAddress.parse(f"unix:{tmp_path}/s.sock"), s)

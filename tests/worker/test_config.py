@@ -19,6 +19,10 @@ from worker.config import WorkerConfig
         ({"max_batch_size": 0}, "--max-batch-size is 0"),
         ({"max_batch_prefill_tokens": 0}, "--max-batch-prefill-tokens is 0"),
         ({"max_batch_total_tokens": 0}, "--max-batch-total-tokens is 0"),
+        (
+            {"max_batch_total_tokens": 5},
+            "--max-batch-total-tokens is 5, but one block holds 16 tokens (--block-size): at least 16",
+        ),
         ({"max_total_tokens": 1}, "--max-total-tokens is 1, but must be from 2"),
         ({"wiggle_room": 0}, "--wiggle-room is 0, but must be above 0 and at most 1"),
         ({"wiggle_room": 1.5}, "--wiggle-room is 1.5"),
