@@ -27,6 +27,8 @@ from deploy.run_dir import run_dir
 from deploy.supervisor import Say, Supervisor
 from router.api.keys import ApiKeys
 from router.config import RouterConfig
+from router.discovery import Discovery
+from router.ipc.address import IpcAddress
 from settings.load import load
 from settings.ports import free_ports
 from settings.tracing import check_otlp_endpoint
@@ -59,6 +61,9 @@ def launch(plan: LaunchPlan, *, env: Mapping[str, str]) -> int:
     worker = load(WorkerConfig, env=env, args=_worker_settings(plan)) if plan.n_workers else None
     ApiKeys(router, clock=time.monotonic)
     check_otlp_endpoint(router.otlp_endpoint)
+    if worker is None:
+        Discovery(router.replicas)
+        IpcAddress.parse(router.scheduler_address)
     check_free(router.host, router.port)
     on_gpus = worker is not None and _on_gpus(worker, plan, env=env)
     if router.port == 0:

@@ -39,7 +39,7 @@ class Target:
             return cls(text=text, is_name=False)
         is_name = text.startswith("dns:")
         host, _, port = text.removeprefix("dns:").lstrip("/").rpartition(":")
-        if not host or "/" in host or not port.isdigit() or not 0 < int(port) <= 65535:
+        if not host or "/" in host or not port.isdecimal() or not 0 < int(port) <= 65535:
             raise wrong
         return cls(text=text, is_name=is_name, host=host.strip("[]"), port=int(port))
 

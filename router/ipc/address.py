@@ -23,7 +23,7 @@ class IpcAddress:
                 raise ConfigError(f"--scheduler-address is {text!r}, but names no path")
             return cls(path=path)
         host, _, port = text.rpartition(":")
-        if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
             raise ConfigError(f"--scheduler-address is {text!r}, but must be unix:/path or host:port")
         return cls(host=host.strip("[]"), port=int(port))
 

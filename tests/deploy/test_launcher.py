@@ -18,6 +18,7 @@ from deploy.ports import check_free
 from deploy.run_dir import run_dir
 from router.api.server import listen
 from router.config import RouterConfig
+from settings.errors import ConfigError
 from settings.ports import free_ports
 from worker.config import WorkerConfig
 
@@ -220,3 +221,18 @@ def test_which_workers_go_to_gpus(
     _with_gpus(monkeypatch, n_gpus)
     plan = LaunchPlan(settings={}, n_workers=2, n_api=1, start_timeout_s=7)
     assert launcher._on_gpus(WorkerConfig(attention=attention), plan, env={}) is on_gpus
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"replicas": "here:there"}, "--replicas has 'here:there', but an entry must be host:port"),
+        ({"scheduler_address": "here"}, "--scheduler-address is 'here', but must be unix:/path or host:port"),
+    ],
+)
+def test_a_routers_addresses_are_judged_before_anything_starts(
+    settings: dict[str, str | None], words: str
+) -> None:
+    plan = LaunchPlan(settings={**settings, "port": "0"}, n_workers=0, n_api=1, start_timeout_s=7)
+    with pytest.raises(ConfigError, match=words):
+        launch(plan, env={})

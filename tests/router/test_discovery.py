@@ -7,7 +7,7 @@ from settings.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "host:", "host:0", "host:99999", "unix:", "dns:///name", "http://host:1"]
+    "text", ["", "host", "host:", "host:0", "host:99999", "host:²", "unix:", "dns:///name", "http://host:1"]
 )
 def test_entries_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--replicas has"):
