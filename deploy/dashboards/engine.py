@@ -40,11 +40,17 @@ ENGINE = Dashboard(
                     ),
                 ),
                 Panel(
-                    title="Idle before a step",
-                    text="How long the device waited for its last step. Above zero under load: raise "
-                    "--window, or the router is at its limit.",
-                    unit="s",
-                    queries=(Query(gauge("quire_worker_idle_seconds", by="replica"), "{{replica}}"),),
+                    title="Idle between decode steps",
+                    text="Share of the time that the device waited for its next decode step. More than a few "
+                    "percent: raise --window, or the router is at its limit.",
+                    unit="percentunit",
+                    queries=(
+                        Query(
+                            f"{rate('quire_worker_steady_idle_seconds_total', by='replica')} / clamp_min("
+                            f"{rate('quire_worker_steady_seconds_total', by='replica')}, 1e-9)",
+                            "{{replica}}",
+                        ),
+                    ),
                 ),
                 Panel(
                     title="Steps in flight",

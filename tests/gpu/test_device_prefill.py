@@ -1,5 +1,5 @@
-"""On a Hopper GPU: prefill attention over gathered keys equals float64 attention over the same blocks, for keys
-of 16 and of 8 bits, one plan after another in every turn."""
+"""On a Hopper GPU: prefill attention over gathered keys equals float64 attention over the same blocks, for
+keys of 16 and of 8 bits, one plan after another in every turn."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def test_gathered_attention(kv_dtype: torch.dtype) -> None:
         at = 0
         for row, n_q, n_kv in zip(rows, q_lens, kv_lens, strict=True):
             pages = table[row, : -(-n_kv // BLOCK_SIZE)].long()
-            keys, values = (part[pages].flatten(0, 1)[:n_kv] for part in (k, v))
+            keys, values = (part.double()[pages].flatten(0, 1)[:n_kv] for part in (k, v))
             # The last query head of each of two groups, of a few queries.
             for place in {0, n_q // 2, n_q - 1}:
                 for head in (3, spec.n_heads - 1):
                     kv_head = head * spec.n_kv_heads // spec.n_heads
                     n_seen = n_kv - n_q + place + 1
-                    scores = keys[:n_seen, kv_head].double() @ q[at + place, head].double()
+                    scores = keys[:n_seen, kv_head] @ q[at + place, head].double()
                     weights = (scores * spec.head_dim**-0.5).softmax(0)
-                    want = weights @ values[:n_seen, kv_head].double()
+                    want = weights @ values[:n_seen, kv_head]
                     error = (out[at + place, head].double() - want).norm() / want.norm()
                     assert error < 0.01, (row, place, head)
             at += n_q
