@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from checkpoint.chat_template import ChatTemplateError
+from router.api.binding import bound
 from router.api.chat_format import ChatFormat
 from router.api.context import ApiContext
 from router.api.conversation import normalise_messages
@@ -67,23 +68,23 @@ async def prepare_chat(
             request.prompt_logprobs, field="prompt_logprobs", model=model, stream=bool(request.stream)
         ),
     )
+    answer = request_grammar(request, model=model, limits=context.config)
     use = tools_of(context, request, model=model)
-    grammar = request_grammar(request, model=model, limits=context.config)
-    if grammar is not None and use.rules.parse is not None and not use.forced:
-        raise invalid(
-            f"'{grammar.param}' binds the whole answer, so no tool could be called: send tool_choice"
-            ' "none" or leave one of them out.',
-            param=grammar.param,
-            code="unsupported",
-        )
-    if use.grammar is not None:
-        check_grammar(use.grammar, limits=context.config)
     rendered = render_request(context, request, tools=use.tools)
     rules = replace(
         use.rules,
         splits_reasoning=context.text.splits_reasoning,
         starts_in_reasoning=context.text.splits_reasoning and opens_reasoning(rendered.text),
     )
+    grammar = bound(
+        answer,
+        use,
+        thinks=rules.splits_reasoning,
+        opened=rules.starts_in_reasoning,
+        marks=context.text.marks,
+    )
+    if grammar is not None:
+        check_grammar(grammar, limits=context.config)
     prompt = await context.text.encoder.encode_rendered(rendered)
     check_lengths([prompt], params=params, model=model, param=messages_field)
     job = Job(
@@ -95,7 +96,7 @@ async def prepare_chat(
         table=context.text.table_for(skip_special=params.skip_special, markers=use.markers),
         request_id=exchange.request_id,
         traceparent=exchange.traceparent,
-        grammar=use.grammar or grammar,
+        grammar=grammar,
         rules=rules,
         clock=context.clock,
     )
@@ -110,7 +111,7 @@ def tools_of(context: ApiContext, request: ChatRequest, *, model: ModelInfo) -> 
         parallel=request.parallel_tool_calls is not False,
         line=context.text.tool_line,
         model=model,
-        special_tokens=context.text.special_tokens,
+        marks=context.text.marks,
     )
 
 

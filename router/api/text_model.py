@@ -12,6 +12,7 @@ from router.api.encoder import PromptEncoder
 from router.api.literal import ControlTokens
 from router.api.logprobs import TokenNames
 from router.api.reasoning import END
+from router.api.tools.formats import Marks
 from router.api.tools.lines import choose_line
 
 
@@ -32,8 +33,9 @@ class TextModel:
         self.tokenizer = tokenizer
         self.template = template
         self.tool_line = choose_line(tool_parser, template=source)
-        self.special_tokens = frozenset(filter(None, map(tokenizer.token, tokenizer.special_ids)))
-        self.control_tokens = ControlTokens(() if control_tokens_in_messages else self.special_tokens)
+        special = {text: i for i in tokenizer.special_ids if (text := tokenizer.token(i))}
+        self.marks = Marks(special)
+        self.control_tokens = ControlTokens(() if control_tokens_in_messages else special)
         """Those that messages can't hold."""
         self.splits_reasoning = reasoning_parser == "think" or (
             reasoning_parser == "auto" and (END in source or tokenizer.backend.token_to_id(END) is not None)

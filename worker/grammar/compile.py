@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import xgrammar
 
@@ -45,14 +46,24 @@ def _json(schema: str, compiler: xgrammar.GrammarCompiler) -> xgrammar.CompiledG
 
 
 def _tags(source: str, *, strict: bool) -> str:
-    """Free text with tags in it: each tag's schema as the compiler can enforce it."""
-    value = json.loads(source)
-    for tag in value["format"]["tags"]:
-        content = tag["content"]
-        if content["type"] == "json_schema":
-            schema = json.dumps(content["json_schema"])
-            content["json_schema"] = json.loads(enforceable(schema, strict=strict))
-    return json.dumps(value)
+    """Each JSON schema within, wherever it stands, as the compiler can enforce it. It may say for itself
+    whether it is `strict`."""
+    return json.dumps(_enforceable_formats(json.loads(source), strict=strict))
+
+
+def _enforceable_formats(value: Any, *, strict: bool) -> Any:
+    if isinstance(value, list):
+        return [_enforceable_formats(item, strict=strict) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") != "json_schema":
+        return {name: _enforceable_formats(item, strict=strict) for name, item in value.items()}
+    schema = json.dumps(value["json_schema"])
+    return {
+        "type": "json_schema",
+        "json_schema": json.loads(enforceable(schema, strict=value.get("strict", strict))),
+        "max_whitespace_cnt": MAX_WHITESPACE,
+    }
 
 
 def _choices(source: str) -> list[str]:

@@ -8,9 +8,9 @@ from checkpoint.tokenizer import Tokenizer
 
 def grammar_vocabulary(tokenizer: Tokenizer, *, vocab_size: int) -> list[bytes]:
     """[vocab_size] bytes of each token. `vocab_size`: the model's, which may be padded beyond the tokenizer's
-    or cut short of it. Special tokens have no text here: a grammar never allows them, except for the stop
-    tokens at its end."""
+    or cut short of it. Special tokens stand here with bytes that no text has: a grammar allows one only where
+    it names that token, and the stop tokens at its end."""
     data = token_bytes(tokenizer)
     for token in tokenizer.special_ids:
-        data[token] = b""
+        data[token] = b"\xff\xff%d" % token
     return data[:vocab_size] + [b""] * (vocab_size - len(data))

@@ -4,16 +4,31 @@ them so, and so do models that were told to in plain words (in a fenced block, o
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
+from router.api.tools.formats import (
+    Format,
+    Marks,
+    const,
+    either,
+    one_or_more,
+    optional,
+    schema,
+    sequence,
+    text_not_beginning_with,
+)
 from router.api.tools.json_calls import read_calls
 from router.api.tools.parsed import Call, Parsed, n_held, plain
+from router.api.tools.schemas import Function, bound_parameters, is_strict
 
 _LLAMA_TAG = "<|python_tag|>"
 LLAMA_MARKERS = (_LLAMA_TAG,)
 _FENCES = ("```json", "```tool_call", "```")
 _BETWEEN = re.compile(r"[\s,;]*+")
+_JSON_BEGINS = {"{", "[", ",", ";"}
+"""The last two are skipped before a call."""
 _FENCE_END = re.compile(r"\s*```")
 
 
@@ -23,6 +38,40 @@ def parse_llama(text: str, *, names: Set[str], fresh: bool, final: bool) -> Pars
 
 def parse_json(text: str, *, names: Set[str], fresh: bool, final: bool) -> Parsed:
     return _parse(text, names=names, fresh=fresh, final=final, openers=_FENCES)
+
+
+def llama_calls(functions: Sequence[Function], *, marks: Marks, limit: int | None) -> Format:
+    items = _objects(functions, arguments="parameters")
+    return sequence(optional(marks.one(_LLAMA_TAG)), one_or_more(either(*items), separator="; ", limit=limit))
+
+
+def llama_free(functions: Sequence[Function], *, marks: Marks, limit: int | None) -> Format:
+    """Calls, or text that could not be read as one."""
+    tag = set() if _LLAMA_TAG in marks.special else {_LLAMA_TAG}
+    text = text_not_beginning_with(_JSON_BEGINS | tag)
+    return either(llama_calls(functions, marks=marks, limit=limit), text)
+
+
+def json_calls(functions: Sequence[Function], *, marks: Marks, limit: int | None) -> Format:
+    items = _objects(functions, arguments="arguments")
+    return one_or_more(either(*items), separator="\n", limit=limit)
+
+
+def json_free(functions: Sequence[Function], *, marks: Marks, limit: int | None) -> Format:
+    fences = {f"```{after}" for after in ("json", "tool_call", "{", "[", " ", "\n", "\r", "\t")}
+    text = text_not_beginning_with(_JSON_BEGINS | fences)
+    return either(json_calls(functions, marks=marks, limit=limit), text)
+
+
+def _objects(functions: Sequence[Function], *, arguments: str) -> list[Format]:
+    return [
+        sequence(
+            const(f'{{"name": {json.dumps(function["name"])}, "{arguments}": '),
+            schema(bound_parameters(function), strict=is_strict(function)),
+            const("}"),
+        )
+        for function in functions
+    ]
 
 
 def _parse(text: str, *, names: Set[str], fresh: bool, final: bool, openers: tuple[str, ...]) -> Parsed:

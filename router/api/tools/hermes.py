@@ -3,58 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Sequence, Set
 
+from router.api.tools.formats import Format, Marks, const, either, one_or_more, schema, sequence
 from router.api.tools.json_calls import read_calls
-from router.api.tools.parsed import Call, Parsed, plain
-from router.api.tools.schemas import bound_parameters
+from router.api.tools.parsed import Call, Parsed
+from router.api.tools.schemas import Function, bound_parameters, is_strict
+from router.api.tools.tagged import parse_tagged
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 MARKERS = (_BEGIN, _END)
 
 
 def parse(text: str, *, names: Set[str], fresh: bool, final: bool) -> Parsed:
-    """What stands between the tags and can't be read as a call is content, tags included."""
-    content: list[str] = []
-    calls: list[Call] = []
-    at = 0
-    while True:
-        begin = text.find(_BEGIN, at)
-        if begin < 0:
-            tail = plain(text, at, markers=(_BEGIN,), final=final)
-            content.append(tail.content)
-            return Parsed(content="".join(content), calls=tuple(calls), rest=tail.rest)
-        content.append(text[at:begin].rstrip())
-        scan = read_calls(text, begin + len(_BEGIN))
-        end = _region_end(text, scan.end) if scan.complete or scan.broken else None
-        if end is None and not final:
-            return Parsed(content="".join(content), calls=tuple(calls), rest=begin, open=scan.calls)
-        at = len(text) if end is None else end
-        if scan.calls:
-            calls += scan.calls
-        else:
-            content.append(text[begin:at])
+    return parse_tagged(text, begin=_BEGIN, read=_read, final=final)
 
 
-def strict_tags(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A structural tag (xgrammar's) for free text in which calls are bound: to the functions' names, and to
-    the schemas of those that are strict."""
-    return {
-        "type": "structural_tag",
-        "format": {
-            "type": "triggered_tags",
-            "triggers": [_BEGIN],
-            "tags": [
-                {
-                    "begin": f'{_BEGIN}\n{{"name": {json.dumps(function["name"])}, "arguments": ',
-                    "content": {"type": "json_schema", "json_schema": bound_parameters(function)},
-                    "end": "}\n" + _END,
-                }
-                for function in functions
-            ],
-        },
-    }
+def calls(functions: Sequence[Function], *, marks: Marks, limit: int | None) -> Format:
+    items = [
+        sequence(
+            marks.one(_BEGIN),
+            const(f'\n{{"name": {json.dumps(function["name"])}, "arguments": '),
+            schema(bound_parameters(function), strict=is_strict(function)),
+            const("}\n"),
+            marks.one(_END),
+        )
+        for function in functions
+    ]
+    return one_or_more(either(*items), separator="\n", limit=limit)
+
+
+def free(functions: Sequence[Function], *, marks: Marks, limit: int | None) -> Format:
+    """Text, and calls anywhere in it."""
+    item = calls(functions, marks=marks, limit=1)
+    text = marks.text_without(_BEGIN)
+    return sequence(text, {"type": "star", "content": sequence(item, text)})
+
+
+def _read(text: str, start: int) -> tuple[tuple[Call, ...], int | None]:
+    scan = read_calls(text, start)
+    return scan.calls, _region_end(text, scan.end) if scan.complete or scan.broken else None
 
 
 def _region_end(text: str, at: int) -> int | None:

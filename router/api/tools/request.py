@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proto.worker_pb2 import Grammar
 from router.api.errors import invalid
 from router.api.tools.forced import ParseNamed, parse_required
+from router.api.tools.formats import Format, Marks
 from router.api.tools.lines import JSON, ToolLine
 from router.api.tools.message import MessageRules
-from router.api.tools.schemas import calls_schema, parameters_of
+from router.api.tools.schemas import calls_schema, is_strict, parameters_of
 from router.ipc.messages import GrammarSpec, ModelInfo
 
 _NAME = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
+_NO_MARKS = Marks()
 _CHOICES = ("auto", "none", "required")
 
 
@@ -28,8 +30,11 @@ class ToolUse:
     """For the prompt."""
     rules: MessageRules = field(default_factory=MessageRules)
     grammar: GrammarSpec | None = None
-    """Binds calls: one that is forced, or those that the model makes in free text of strict functions."""
-    forced: bool = False
+    """Forces a call."""
+    calls: Format | None = None
+    """Binds an answer of calls alone; None where the model makes none by itself, or nothing can be bound."""
+    free: Format | None = None
+    """Binds the calls in any answer: where a function is strict."""
     markers: tuple[str, ...] = ()
 
 
@@ -40,7 +45,7 @@ def tool_use(
     parallel: bool,
     line: ToolLine | None,
     model: ModelInfo,
-    special_tokens: Set[str] = frozenset(),
+    marks: Marks = _NO_MARKS,
 ) -> ToolUse:
     """Raises ApiError naming the field at fault, and when a call can't be forced."""
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
@@ -60,8 +65,14 @@ def tool_use(
     shown = tuple(tools or ())
     if kind == "auto" and line is not None:
         rules = MessageRules(parse=line.parse, names=names, new_id=new_id, max_calls=max_calls)
-        grammar = _strict_calls(functions, line=line, model=model, special_tokens=special_tokens)
-        return ToolUse(tools=shown, rules=rules, grammar=grammar, markers=line.markers)
+        use = ToolUse(tools=shown, rules=rules, markers=line.markers)
+        if "grammar" not in model.features:
+            return use
+        calls = line.calls(functions, marks=marks, limit=max_calls)
+        strict = any(map(is_strict, functions))
+        return replace(
+            use, calls=calls, free=line.free(functions, marks=marks, limit=max_calls) if strict else None
+        )
     if "grammar" not in model.features:
         raise invalid(
             f"'tool_choice' can't force a call: the workers of {model.model_id} can't constrain text to a"
@@ -72,34 +83,16 @@ def tool_use(
     if named is None:
         schema = calls_schema(functions, max_calls=max_calls)
         rules = MessageRules(parse=parse_required, names=names, new_id=new_id, max_calls=max_calls)
-        grammar = _grammar(schema, strict=_is_strict(functions))
-        return ToolUse(tools=shown, rules=rules, grammar=grammar, forced=True)
+        grammar = _grammar(schema, strict=all(map(is_strict, functions)))
+        return ToolUse(tools=shown, rules=rules, grammar=grammar)
     function = next(function for function in functions if function["name"] == named)
     rules = MessageRules(parse=ParseNamed(named), names=names, new_id=new_id, max_calls=1, tells_calls=False)
-    grammar = _grammar(parameters_of(function), strict=_is_strict([function]))
-    return ToolUse(tools=shown, rules=rules, grammar=grammar, forced=True)
-
-
-def _strict_calls(
-    functions: Sequence[dict[str, Any]], *, line: ToolLine, model: ModelInfo, special_tokens: Set[str]
-) -> GrammarSpec | None:
-    """None where calls in free text can't be bound: a grammar never allows a special token, and some models
-    write their tags so."""
-    strict = any(function.get("strict") is True for function in functions)
-    if not strict or line.strict_tags is None or "grammar" not in model.features:
-        return None
-    if not special_tokens.isdisjoint(line.markers):
-        return None
-    source = json.dumps(line.strict_tags(functions))
-    return GrammarSpec(kind=Grammar.STRUCTURAL_TAG, source=source, strict=True, param="tools")
+    grammar = _grammar(parameters_of(function), strict=is_strict(function))
+    return ToolUse(tools=shown, rules=rules, grammar=grammar)
 
 
 def _grammar(schema: dict[str, Any], *, strict: bool) -> GrammarSpec:
     return GrammarSpec(kind=Grammar.JSON_SCHEMA, source=json.dumps(schema), strict=strict, param="tools")
-
-
-def _is_strict(functions: Sequence[dict[str, Any]]) -> bool:
-    return all(function.get("strict") is True for function in functions)
 
 
 def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:

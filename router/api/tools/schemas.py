@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+Function = Mapping[str, Any]
+"""One of a request's functions: name, parameters, strict."""
 
 _DEFINITIONS = ("$defs", "definitions")
 
 
-def calls_schema(functions: Sequence[Mapping[str, Any]], *, max_calls: int | None) -> dict[str, Any]:
+def parameters_of(function: Function) -> dict[str, Any]:
+    """Of a function that says nothing of its input: an object without fields."""
+    given = function.get("parameters")
+    return given if given else {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def is_strict(function: Function) -> bool:
+    return function.get("strict") is True
+
+
+def bound_parameters(function: Function) -> dict[str, Any]:
+    """Of a function that is not strict, any object."""
+    return parameters_of(function) if is_strict(function) else {"type": "object"}
+
+
+def calls_schema(
+    functions: Sequence[Function],
+    *,
+    max_calls: int | None,
+    parameters: Callable[[Function], dict[str, Any]] = parameters_of,
+) -> dict[str, Any]:
     """A list of at least one object with `name` and `arguments`, each function with its own schema."""
     definitions: dict[str, Any] = {}
     variants = []
     for i, function in enumerate(functions):
-        parameters, own = _lifted(parameters_of(function), prefix=f"f{i}_")
+        arguments, own = _lifted(parameters(function), prefix=f"f{i}_")
         definitions |= own
         variants.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": function["name"]}, "arguments": parameters},
+                "properties": {"name": {"const": function["name"]}, "arguments": arguments},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
@@ -30,17 +53,6 @@ def calls_schema(functions: Sequence[Mapping[str, Any]], *, max_calls: int | Non
     if definitions:
         schema["$defs"] = definitions
     return schema
-
-
-def parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a function that says nothing of its input: an object without fields."""
-    given = function.get("parameters")
-    return given if given else {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-def bound_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a function that is not strict, any object."""
-    return parameters_of(function) if function.get("strict") is True else {"type": "object"}
 
 
 def _lifted(schema: dict[str, Any], *, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:

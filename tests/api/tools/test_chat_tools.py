@@ -266,11 +266,18 @@ async def test_bad_requests(make_api: MakeApi, fields: dict[str, Any], param: st
     assert response.json()["error"]["param"] == param
 
 
-async def test_json_answer_and_tools_can_not_be_had_at_once(make_api: MakeApi) -> None:
-    api = _api(make_api, "{}", grammar=True)
+async def test_json_answer_and_tools_at_once(make_api: MakeApi) -> None:
+    """The model may call, or answer as the format has it (`test_strict.py` shows the grammar)."""
     fields = {"tools": [NOW], "response_format": {"type": "json_object"}}
-    assert (await api.chat(**fields)).json()["error"]["param"] == "response_format"
+    api = _api(make_api, "{}", grammar=True)
+    assert (await api.chat(**fields)).json()["choices"][0]["message"]["content"] == "{}"
     assert (await api.chat(tool_choice="none", **fields)).status_code == 200
+    both, alone = (request.grammar for request in api.scheduler.submitted)
+    assert both is not None
+    assert alone is not None
+    assert (both.kind, alone.kind) == (Grammar.STRUCTURAL_TAG, Grammar.JSON_OBJECT)
+    called = await _api(make_api, TWO.partition("\n")[2], grammar=True).chat(**fields, max_tokens=400)
+    assert called.json()["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_without_a_parser(make_api: MakeApi) -> None:

@@ -52,7 +52,7 @@ def allowed(bits: npt.NDArray[np.int32]) -> list[int]:
 
 def text(tokens: Sequence[int]) -> str:
     data = grammar_vocabulary(tokenizer(), vocab_size=N_PADDED)
-    return b"".join(data[token] for token in tokens).decode()
+    return b"".join(data[token] for token in tokens if token not in (START, END)).decode()
 
 
 def next_allowed(rows: GrammarRows, row: int) -> list[int]:
