@@ -14,8 +14,12 @@ from router.request import PrefixWait, Request
 
 I64 = npt.NDArray[np.int64]
 
-ROW_COST_TOKENS = 16
-"""A running row slows every step of its replica: it weighs as much as this many prompt tokens to compute."""
+ROW_COST_TOKENS = 32
+"""A running row slows every step of its replica: it weighs as much as this many prompt tokens that would have
+to be computed here and not elsewhere."""
+PENDING_COST = 0.25
+"""A prompt token that a replica has yet to compute for others delays a newcomer; one that is computed a
+second time costs device time and cache for good. So the first weighs this much of the second."""
 PRESSURE_EXPONENT = 2
 """KV pressure costs the prompt's length times (share of blocks leased) to this power: little until the pool
 is nearly full."""
@@ -47,11 +51,15 @@ def prospect(rs: ReplicaState, request: Request, *, prefix_caching: bool) -> Pro
     pressure = rs.allocator.n_leased / max(1, rs.shape.n_blocks)
     cost = (
         (n_tokens - n_found)
-        + rs.prefill_left()
-        + ROW_COST_TOKENS * rs.n_running
+        + load_cost(n_rows=rs.n_running, n_pending=rs.prefill_pending())
         + n_tokens * pressure**PRESSURE_EXPONENT
     )
     return Prospect(replica=rs, n_cached=n_cached, wait=wait, cost=cost)
+
+
+def load_cost(*, n_rows: int, n_pending: int) -> float:
+    """Of rows that run and prompt tokens to be computed, in prompt tokens."""
+    return ROW_COST_TOKENS * n_rows + PENDING_COST * n_pending
 
 
 def _coming_prefix(rs: ReplicaState, request: Request, n_cached: int) -> PrefixWait | None:

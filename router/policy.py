@@ -14,7 +14,7 @@ from proto.codec import pack_i32
 from proto.worker_pb2 import Admit, Step
 from router.budget import AnswerLengths
 from router.dealing import Placement, dealt
-from router.placement import ROW_COST_TOKENS, Prospect, by_cost, fits, prospect
+from router.placement import Prospect, by_cost, fits, load_cost, prospect
 from router.plan import StepPlan
 from router.queue import RequestQueue
 from router.replica_state import InFlight, ReplicaState
@@ -211,9 +211,9 @@ class Policy:
                 return
             n_scanned += 1
             request.wait = None
-            best = self._place(rs, request, candidates, left)
+            best = self._place(rs, plan, request, candidates, left)
             if best is None and self._make_way(rs, plan, request, candidates):
-                best = self._place(rs, request, [rs], left)
+                best = self._place(rs, plan, request, [rs], left)
             if best is not None and best.wait is not None:
                 request.wait = best.wait
                 n_left += 1
@@ -223,7 +223,7 @@ class Policy:
                 # The next one should know that this one goes there.
                 other = left.setdefault(best.replica.replica_id, Left())
                 other.n_rows += 1
-                other.cost += len(request.tokens) - best.n_cached + ROW_COST_TOKENS
+                other.cost += load_cost(n_rows=1, n_pending=len(request.tokens) - best.n_cached)
                 continue
             if best is None or not self._admit(rs, plan, request, best, most=most, now=now):
                 blocked.append(request)
@@ -240,7 +240,12 @@ class Policy:
             rs.tried_in_vain = seen
 
     def _place(
-        self, rs: ReplicaState, request: Request, candidates: list[ReplicaState], left: dict[int, Left]
+        self,
+        rs: ReplicaState,
+        plan: StepPlan,
+        request: Request,
+        candidates: list[ReplicaState],
+        left: dict[int, Left],
     ) -> Prospect | None:
         """Where it should run; None when it does not fit on `rs`, wherever else it may. Every replica's
         composition comes to the same choice. `left`: what this composition leaves to others."""
@@ -255,6 +260,7 @@ class Policy:
         mine = prospect(rs, request, prefix_caching=self.limits.prefix_caching)
         if mine.wait is None and not self._fits(rs, request, mine.n_cached):
             return None
+        mine.cost += load_cost(n_rows=0, n_pending=plan.n_prefill_tokens)
         offers = [mine]
         for other in candidates:
             if other is rs or not self._may_take(other, request, candidates):

@@ -175,6 +175,10 @@ class ReplicaState:
             return 0
         return int((self.target[self.prefill] - self.n_scheduled[self.prefill]).sum())
 
+    def prefill_pending(self) -> int:
+        """Prompt tokens admitted and not known to be computed: those of the steps in flight among them."""
+        return self.prefill_left() + sum(step.n_prefill_tokens for step in self.in_flight)
+
     def worst(self, *, but: Iterable[int] = ()) -> int | None:
         """The row to preempt first: lowest priority, then latest arrival."""
         skip = set(but)
