@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.panel import Dashboard, Panel, Query, Row, gauge, quantiles, rate
+from deploy.dashboards.panel import Dashboard, Query, Row, gauge, plot, quantiles, rate, stat
 
 _KV = f"{gauge('quire_kv_blocks_used')} / {gauge('quire_kv_blocks')}"
 _ASKED = rate("quire_cache_asked_tokens_total")
@@ -15,170 +15,132 @@ OVERVIEW = Dashboard(
         Row(
             title="Now",
             panels=(
-                Panel(
-                    title="Ready",
-                    text="1 when requests are served.",
-                    unit="short",
-                    kind="stat",
-                    width=4,
-                    height=4,
+                stat(
+                    "Ready",
+                    "1 when requests are served.",
+                    Query('min (quire_ready{instance=~"$instance"})'),
                     red_below=1,
-                    queries=(Query('min (quire_ready{instance=~"$instance"})'),),
                 ),
-                Panel(
-                    title="Workers live",
-                    text="Of those in the address list.",
-                    unit="short",
-                    kind="stat",
-                    width=4,
-                    height=4,
+                stat(
+                    "Workers live",
+                    "Of those in the address list.",
+                    Query(gauge("quire_replicas_live"), "live"),
+                    Query(gauge("quire_replicas_known"), "known"),
                     red_below=1,
-                    queries=(
-                        Query(gauge("quire_replicas_live"), "live"),
-                        Query(gauge("quire_replicas_known"), "known"),
-                    ),
                 ),
-                Panel(
-                    title="Requests",
-                    text="Accepted per second; each choice of `n` counts.",
+                stat(
+                    "Requests",
+                    "Accepted per second; each choice of `n` counts.",
+                    Query(rate("quire_requests_total")),
                     unit="reqps",
-                    kind="stat",
-                    width=4,
-                    height=4,
-                    queries=(Query(rate("quire_requests_total")),),
                 ),
-                Panel(
-                    title="Output tokens",
-                    text="Sampled for requests, per second.",
-                    unit="short",
-                    kind="stat",
-                    width=4,
-                    height=4,
-                    queries=(Query(rate("quire_output_tokens_total")),),
+                stat(
+                    "Output tokens",
+                    "Sampled for requests, per second.",
+                    Query(rate("quire_output_tokens_total")),
                 ),
-                Panel(
-                    title="Waiting",
-                    text="Requests in the queue.",
-                    unit="short",
-                    kind="stat",
-                    width=4,
-                    height=4,
-                    queries=(Query(gauge("quire_requests_waiting")),),
+                stat(
+                    "Waiting",
+                    "Requests in the queue.",
+                    Query(gauge("quire_requests_waiting")),
                 ),
-                Panel(
-                    title="KV cache in use",
-                    text="Share of the blocks that running requests hold.",
+                stat(
+                    "KV cache in use",
+                    "Share of the blocks that running requests hold.",
+                    Query(_KV),
                     unit="percentunit",
-                    kind="stat",
-                    width=4,
-                    height=4,
                     red_from=0.95,
-                    queries=(Query(_KV),),
                 ),
             ),
         ),
         Row(
             title="Latency",
             panels=(
-                Panel(
-                    title="Time to first token",
-                    text="From a request's arrival at the scheduler to its first token.",
+                plot(
+                    "Time to first token",
+                    "From a request's arrival at the scheduler to its first token.",
+                    *quantiles("quire_time_to_first_token_seconds", (0.5, 0.95, 0.99)),
                     unit="s",
-                    queries=quantiles("quire_time_to_first_token_seconds", (0.5, 0.95, 0.99)),
                 ),
-                Panel(
-                    title="Between tokens",
-                    text="Between two tokens of one answer.",
+                plot(
+                    "Between tokens",
+                    "Between two tokens of one answer.",
+                    *quantiles("quire_inter_token_seconds", (0.5, 0.95, 0.99)),
                     unit="s",
-                    queries=quantiles("quire_inter_token_seconds", (0.5, 0.95, 0.99)),
                 ),
-                Panel(
-                    title="Queue time",
-                    text="From arrival until a worker takes the request. Add workers when it grows.",
+                plot(
+                    "Queue time",
+                    "From arrival until a worker takes the request. Add workers when it grows.",
+                    *quantiles("quire_request_queue_seconds", (0.5, 0.95, 0.99)),
                     unit="s",
-                    queries=quantiles("quire_request_queue_seconds", (0.5, 0.95, 0.99)),
                 ),
-                Panel(
-                    title="Whole request",
-                    text="From arrival to the last token.",
+                plot(
+                    "Whole request",
+                    "From arrival to the last token.",
+                    *quantiles("quire_request_seconds", (0.5, 0.95, 0.99)),
                     unit="s",
-                    queries=quantiles("quire_request_seconds", (0.5, 0.95, 0.99)),
                 ),
-                Panel(
-                    title="Prefill",
-                    text="From meeting a worker to the first token.",
+                plot(
+                    "Prefill",
+                    "From meeting a worker to the first token.",
+                    *quantiles("quire_request_prefill_seconds", (0.5, 0.95)),
                     unit="s",
-                    queries=quantiles("quire_request_prefill_seconds", (0.5, 0.95)),
                 ),
-                Panel(
-                    title="Decode",
-                    text="From the first token to the last.",
+                plot(
+                    "Decode",
+                    "From the first token to the last.",
+                    *quantiles("quire_request_decode_seconds", (0.5, 0.95)),
                     unit="s",
-                    queries=quantiles("quire_request_decode_seconds", (0.5, 0.95)),
                 ),
             ),
         ),
         Row(
             title="Traffic",
             panels=(
-                Panel(
-                    title="Ends of requests",
-                    text="stop: the model ended; length: max_tokens; cancelled: the client went away.",
+                plot(
+                    "Ends of requests",
+                    "stop: the model ended; length: max_tokens; cancelled: the client went away.",
+                    Query(rate("quire_requests_finished_total", by="reason"), "{{reason}}"),
+                    Query(f"{rate('quire_requests_failed_total')} or vector(0)", "failed"),
                     unit="reqps",
                     stacked=True,
-                    queries=(
-                        Query(rate("quire_requests_finished_total", by="reason"), "{{reason}}"),
-                        Query(f"{rate('quire_requests_failed_total')} or vector(0)", "failed"),
-                    ),
                 ),
-                Panel(
-                    title="Refused and failed",
-                    text="429: the queue is full. The errors of accepted requests, by code.",
+                plot(
+                    "Refused and failed",
+                    "429: the queue is full. The errors of accepted requests, by code.",
+                    Query(f"{rate('quire_requests_refused_total')} or vector(0)", "refused"),
+                    Query(f"{rate('quire_requests_failed_total')} or vector(0)", "failed"),
                     unit="reqps",
-                    queries=(
-                        Query(f"{rate('quire_requests_refused_total')} or vector(0)", "refused"),
-                        Query(f"{rate('quire_requests_failed_total')} or vector(0)", "failed"),
-                    ),
                 ),
-                Panel(
-                    title="HTTP answers",
-                    text="By status, as one API process counts them; with several, each scrape meets one.",
+                plot(
+                    "HTTP answers",
+                    "By status, as one API process counts them; with several, each scrape meets one.",
+                    Query(
+                        rate("quire_api_requests_total", by="status", labels='route=~"/v1/.*"'),
+                        "{{status}}",
+                    ),
                     unit="reqps",
                     stacked=True,
-                    queries=(
-                        Query(
-                            rate("quire_api_requests_total", by="status", labels='route=~"/v1/.*"'),
-                            "{{status}}",
-                        ),
-                    ),
                 ),
-                Panel(
-                    title="Requests in the server",
-                    text="Waiting and running.",
-                    unit="short",
+                plot(
+                    "Requests in the server",
+                    "Waiting and running.",
+                    Query(gauge("quire_requests_waiting"), "waiting"),
+                    Query(gauge("quire_requests_running"), "running"),
                     stacked=True,
-                    queries=(
-                        Query(gauge("quire_requests_waiting"), "waiting"),
-                        Query(gauge("quire_requests_running"), "running"),
-                    ),
                 ),
-                Panel(
-                    title="Tokens",
-                    text="Prompt tokens computed, prompt tokens found in the cache, tokens sampled.",
-                    unit="short",
-                    queries=(
-                        Query(rate("quire_prefill_tokens_total"), "prompt"),
-                        Query(rate("quire_cache_hit_tokens_total"), "from the cache"),
-                        Query(rate("quire_output_tokens_total"), "output"),
-                    ),
+                plot(
+                    "Tokens",
+                    "Prompt tokens computed, prompt tokens found in the cache, tokens sampled.",
+                    Query(rate("quire_prefill_tokens_total"), "prompt"),
+                    Query(rate("quire_cache_hit_tokens_total"), "from the cache"),
+                    Query(rate("quire_output_tokens_total"), "output"),
                 ),
-                Panel(
-                    title="Prefix cache",
-                    text="Share of the prompt tokens that were found computed.",
+                plot(
+                    "Prefix cache",
+                    "Share of the prompt tokens that were found computed.",
+                    Query(f"{rate('quire_cache_hit_tokens_total')} / clamp_min({_ASKED}, 1e-9)", "found"),
                     unit="percentunit",
-                    queries=(
-                        Query(f"{rate('quire_cache_hit_tokens_total')} / clamp_min({_ASKED}, 1e-9)", "found"),
-                    ),
                 ),
             ),
         ),

@@ -49,6 +49,33 @@ class Dashboard:
     rows: tuple[Row, ...]
 
 
+def stat(
+    title: str,
+    text: str,
+    *queries: Query,
+    unit: str = "short",
+    red_from: float | None = None,
+    red_below: float | None = None,
+) -> Panel:
+    """One large number."""
+    return Panel(
+        title=title,
+        text=text,
+        unit=unit,
+        queries=queries,
+        kind="stat",
+        width=4,
+        height=4,
+        red_from=red_from,
+        red_below=red_below,
+    )
+
+
+def plot(title: str, text: str, *queries: Query, unit: str = "short", stacked: bool = False) -> Panel:
+    """Lines over time; `stacked`: areas that add up."""
+    return Panel(title=title, text=text, unit=unit, queries=queries, stacked=stacked)
+
+
 def quantiles(metric: str, which: Sequence[float], *, by: str = "") -> tuple[Query, ...]:
     """Of a histogram, over the time that the dashboard's rates look back."""
     labels = f"le, {by}" if by else "le"
