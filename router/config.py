@@ -64,7 +64,7 @@ class RouterConfig(ApiConfig):
         None,
         help="Prompt tokens that one step may compute; unset: what the worker's warm-up allows.",
         unit="tokens",
-        effect="More: prompts finish sooner; the running answers wait longer between two tokens.",
+        effect="Sizes the steps in which no answer runs or all pause; --mixed-step-tokens sizes the others.",
         env=("MAX_BATCH_PREFILL_TOKENS",),
     )
     max_batch_total_tokens: int | None = flag(
@@ -81,6 +81,20 @@ class RouterConfig(ApiConfig):
         effect="Fewer: each answer streams faster, the others wait longer.",
         env=("MAX_BATCH_SIZE",),
     )
+    mixed_step_tokens: int = flag(
+        832,
+        help="Room of a step that computes prompts beside running answers, in prompt tokens; each answer "
+        "takes six of it, and at least a quarter is left to the prompts. It grows when more waits than is "
+        "served within --max-waiting-tokens steps.",
+        unit="tokens",
+        effect="More: first tokens come sooner; the running answers wait longer between two tokens.",
+    )
+    decode_pause_ratio: float = flag(
+        0.3,
+        help="Running answers pause, two steps of three, while waiting requests are at least this share of "
+        "them and too many to be served within --max-waiting-tokens steps. 0: never.",
+        effect="Less: bursts get their first tokens sooner and all together; answers stand still meanwhile.",
+    )
     waiting_served_ratio: float = flag(
         0.0,
         help="Waiting requests may join a running batch once they are at least this share of it (as in TGI). "
@@ -90,7 +104,8 @@ class RouterConfig(ApiConfig):
     )
     max_waiting_tokens: int = flag(
         20,
-        help="They may join in any case once this many steps have run since some last joined (as in TGI).",
+        help="They may join in any case once this many steps have run since some last joined (as in TGI). "
+        "Steps grow, or answers pause, when what waits is not served within so many.",
         unit="steps",
         env=("MAX_WAITING_TOKENS",),
     )
@@ -180,6 +195,8 @@ class RouterConfig(ApiConfig):
         self._check_range("max_batch_prefill_tokens", low=1, high=2**24)
         self._check_range("max_batch_total_tokens", low=1, high=2**40)
         self._check_range("max_batch_size", low=1, high=65536)
+        self._check_range("mixed_step_tokens", low=1, high=2**24)
+        self._check_range("decode_pause_ratio", low=0, high=1000)
         self._check_range("waiting_served_ratio", low=0, high=1000)
         self._check_range("max_waiting_tokens", low=0, high=10**9)
         self._check_range("block_size", low=1, high=4096)

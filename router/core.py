@@ -29,7 +29,8 @@ from router.errors import (
 from router.ipc.messages import FinishReason, RequestSpec, Started
 from router.limits import Limits
 from router.outbox import Outbox
-from router.policy import Policy, PolicyHooks, PolicyLimits
+from router.policy import Policy, PolicyHooks
+from router.policy_limits import PolicyLimits
 from router.queue import RequestQueue
 from router.replica_state import ReplicaShape, ReplicaState
 from router.request import RUNNING, Request, RequestState

@@ -12,11 +12,10 @@ from router.config import RouterConfig
 from router.dealing import Placement
 from router.errors import ReplicaMismatchError
 from router.ipc.messages import ModelInfo
-from router.policy import PolicyLimits
+from router.policy_limits import PolicyLimits
 from router.replica_state import ReplicaShape
 from settings.errors import ConfigError
 from settings.flag import Flag
-
 
 _FLAG_OF = {"native": "torch"}
 """Compiled code takes over from --attention torch where it can."""
@@ -265,6 +264,8 @@ def model_info(config: RouterConfig, limits: Limits) -> ModelInfo:
 def policy_limits(config: RouterConfig, limits: Limits) -> PolicyLimits:
     return PolicyLimits(
         max_batch_prefill_tokens=limits.max_batch_prefill_tokens,
+        mixed_step_tokens=config.mixed_step_tokens,
+        decode_pause_ratio=config.decode_pause_ratio,
         waiting_served_ratio=config.waiting_served_ratio,
         max_waiting_tokens=config.max_waiting_tokens,
         prefill_chunking=config.prefill_chunking,

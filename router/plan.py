@@ -20,6 +20,8 @@ class StepPlan:
     zero_blocks: list[int] = field(default_factory=list)
     n_prefill_tokens: int = 0
     n_preempted: int = 0
+    hold_decode: bool = False
+    """No decode row computes in this step."""
 
     def grow(self, row: int, blocks: list[int]) -> None:
         self.grow_rows.extend([row] * len(blocks))
@@ -39,7 +41,7 @@ class StepPlan:
         self.n_prefill_tokens += n_tokens
 
     def encode(self, *, seq: int, evicts: list[int], n_decode: int) -> Step:
-        step = Step(seq=seq, n_decode_rows=n_decode)
+        step = Step(seq=seq, n_decode_rows=n_decode, hold_decode=self.hold_decode)
         if evicts:
             step.evicts = pack_i32(evicts)
         if self.admits:

@@ -5,7 +5,7 @@ Nothing here waits, sends or reads a clock: replica states and the queue in, a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,12 @@ import numpy as np
 from proto.codec import pack_i32
 from proto.worker_pb2 import Admit, Step
 from router.budget import AnswerLengths
+from router.chunks import chunk_size
 from router.dealing import Placement, dealt
+from router.pace import pace_of
 from router.placement import Prospect, by_cost, fits, load_cost, prospect
 from router.plan import StepPlan
+from router.policy_limits import PolicyLimits
 from router.queue import RequestQueue
 from router.replica_state import InFlight, ReplicaState
 from router.request import Request, RequestState
@@ -24,21 +27,6 @@ MAX_SCANNED = 256
 """Waiting requests that one composition looks at."""
 MAX_BLOCKED = 8
 """Waiting requests that did not fit, after which one composition looks no further."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyLimits:
-    max_batch_prefill_tokens: int
-    """Prompt tokens of one step."""
-    waiting_served_ratio: float
-    """As in TGI: waiting requests may join a running batch once they are at least this share of it …"""
-    max_waiting_tokens: int
-    """… or once this many steps have run since requests last joined."""
-    prefill_chunking: bool
-    prefix_caching: bool
-    max_passes: int
-    """How often a request that does not fit may be passed by smaller ones behind it."""
-    placement: Placement = Placement.EXACT
 
 
 @dataclass(slots=True)
@@ -71,7 +59,7 @@ class Policy:
         self._lengths = lengths
         self._hooks = hooks
 
-    def compose(self, rs: ReplicaState, *, replicas: Iterable[ReplicaState], now: float) -> Step | None:
+    def compose(self, rs: ReplicaState, *, replicas: Collection[ReplicaState], now: float) -> Step | None:
         """The next step for this replica; None when its window is full or nothing is to be computed."""
         if not rs.alive or len(rs.in_flight) >= (1 if rs.probing else rs.window):
             return None
@@ -80,11 +68,18 @@ class Policy:
         rows = np.flatnonzero(rs.decoding)
         if len(rows):
             self._retire(rs, rows)
+        pace = pace_of(rs, self._queue, limits=self.limits, n_replicas=len(replicas))
+        if not pace.hold_decode:
             self._grow(rs, plan)
-        self._fill(rs, plan, replicas=replicas, now=now)
-        rows = np.flatnonzero(rs.decoding)
+        if pace.n_tokens:
+            self._fill(rs, plan, replicas=replicas, now=now, n_tokens=pace.n_tokens)
+        if pace.hold_decode and not plan.chunk_rows:  # nothing that waits could be placed
+            self._grow(rs, plan)
+        plan.hold_decode = pace.hold_decode and bool(plan.chunk_rows)
+        rows = np.flatnonzero(rs.decoding & (not plan.hold_decode))
         if not len(rows) and not plan.chunk_rows:
             return None
+        rs.n_held = rs.n_held + 1 if plan.hold_decode else 0
         rs.n_scheduled[rows] += 1
         for row in plan.chunk_rows:
             if rs.n_scheduled[row] == rs.target[row]:
@@ -153,13 +148,13 @@ class Policy:
     # ---- prefill ----
 
     def _fill(
-        self, rs: ReplicaState, plan: StepPlan, *, replicas: Iterable[ReplicaState], now: float
+        self, rs: ReplicaState, plan: StepPlan, *, replicas: Iterable[ReplicaState], now: float, n_tokens: int
     ) -> None:
         """Chunks of running prompts, then waiting requests, by priority class."""
         if not rs.prefill and not len(self._queue):
             return
         n_decode = int(np.count_nonzero(rs.decoding))
-        most = min(self.limits.max_batch_prefill_tokens, rs.shape.max_step_tokens - n_decode)
+        most = min(n_tokens, rs.shape.max_step_tokens - n_decode)
         running = sorted((_request(rs, row) for row in rs.prefill), key=lambda request: request.key)
         if plan.n_preempted == 0 and self._may_join(rs):
             self._admit_waiting(rs, plan, running=running, most=most, replicas=replicas, now=now)
@@ -377,23 +372,15 @@ class Policy:
     def _chunk_size(
         self, rs: ReplicaState, plan: StepPlan, *, start: int, end: int, left: int, most: int
     ) -> int:
-        """Tokens of [start, end) that go into this step, of which `left` more may be placed; 0: none now.
-
-        A chunk that does not end its prompt ends at a block border where it can, so that all of it can be
-        shared. Without chunking a prompt goes whole, unless not even an empty step would hold it (a long
-        answer that is computed again after a preemption).
-        """
-        need = end - start
-        if need <= left:
-            return need
-        if left < 1 or (not self.limits.prefill_chunking and need <= most):
-            return 0
-        if not self.limits.prefill_chunking and plan.chunk_rows:
-            return 0
-        aligned = (start + left) // rs.shape.block_size * rs.shape.block_size - start
-        if aligned > 0:
-            return aligned
-        return 0 if plan.chunk_rows else left
+        return chunk_size(
+            start=start,
+            end=end,
+            left=left,
+            most=most,
+            block_size=rs.shape.block_size,
+            chunking=self.limits.prefill_chunking,
+            is_first=not plan.chunk_rows,
+        )
 
     def _continue(self, rs: ReplicaState, plan: StepPlan, request: Request, *, most: int) -> None:
         """The next chunk of a prompt that was begun earlier, unless it has given way meanwhile."""

@@ -126,6 +126,8 @@ class ReplicaState:
         """Arrival numbers of requests that did not fit, valid for `misfits_version`."""
         self.misfits_version = -1
         self.steps_since_admit = 0
+        self.n_held = 0
+        """Steps in a row that held the decode rows back."""
         self.n_prefill_tokens = 0
         """Prompt tokens that its steps have computed."""
         self.n_output_tokens = 0

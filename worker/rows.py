@@ -183,7 +183,7 @@ class RowTable:
         self.table_lengths[rows[last]] = places[last] + 1
 
     def _compose(self, step: Step, *, admits: list[Admit], evicts: I32, zero_blocks: I32) -> StepBatch:
-        rows = np.flatnonzero(self.decoding).astype(np.int32)
+        rows = _EMPTY if step.hold_decode else np.flatnonzero(self.decoding).astype(np.int32)
         n_decode = len(rows)
         if n_decode != step.n_decode_rows:
             raise ProtocolError(

@@ -1,0 +1,216 @@
+"""A load on the real scheduler core, before a device that exists as a formula: discrete events, no waiting.
+
+Everything that decides is the server's own code (`router/core.py`, its queue, allocator and policy, and the
+worker's row table, which checks every step). Only time is made up.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from allocator.factory import make_allocator
+from bench.arrivals import poisson_arrivals_s
+from bench.measures import RequestRecord
+from bench.scenarios import Case
+from bench.simulation.device import DeviceModel, Paths
+from proto.codec import pack_i32
+from proto.version import PROTOCOL_VERSION
+from proto.worker_pb2 import Capacity, Step, StepResult
+from router.config import RouterConfig
+from router.core import SchedulerCore
+from router.ipc.messages import RequestSpec, SamplingSpec
+from router.limits import policy_limits, resolve_limits, shape_of
+from worker.rows import RowTable
+
+_CONN = 1
+_TOKEN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShape:
+    """What the simulated worker says of itself."""
+
+    max_rows: int = 256
+    max_batch_prefill_tokens: int = 8192
+    n_blocks: int = 55_000
+    block_size: int = 16
+    max_context: int = 65_536
+    vocab_size: int = 128_256
+
+    def capacity(self) -> Capacity:
+        return Capacity(
+            protocol_version=PROTOCOL_VERSION,
+            worker_id="simulated",
+            model_id="simulated",
+            block_size=self.block_size,
+            n_blocks=self.n_blocks,
+            max_rows=self.max_rows,
+            max_step_tokens=self.max_batch_prefill_tokens + self.max_rows,
+            max_context=self.max_context,
+            vocab_size=self.vocab_size,
+            max_batch_total_tokens=(self.n_blocks - 1) * self.block_size,
+            attention="fake",
+            max_window=8,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """One step as it ran; for looking at what the policy did."""
+
+    start_s: float
+    time_s: float
+    n_decode: int
+    n_prompt_tokens: int
+
+
+@dataclass
+class Replay:
+    """One run of one case."""
+
+    case: Case
+    config: RouterConfig
+    worker: WorkerShape
+    device: DeviceModel
+    paths: Paths
+    seed: int = 7
+    steps: list[SimulatedStep] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
+    _events: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
+    _n_events: int = 0
+    _free_at_s: float = 0.0
+    _next: int = 0
+
+    def run(self) -> list[RequestRecord]:
+        """All answers, as the load client would have recorded them."""
+        self._build()
+        case = self.case
+        if case.concurrency is not None:
+            for _ in range(min(case.concurrency, case.n_requests)):
+                self._send_next(0.0)
+        else:
+            assert case.rate_per_s is not None
+            for at_s in poisson_arrivals_s(n=case.n_requests, rate_per_s=case.rate_per_s, seed=self.seed):
+                self._at(at_s, self._send_next)
+        while self._events:
+            now, _, act = heapq.heappop(self._events)
+            act(now)
+        assert self._core.n_requests == 0, "requests are left, but nothing moves"
+        return self.records
+
+    def _build(self) -> None:
+        capacity = self.worker.capacity()
+        limits = resolve_limits(self.config, capacity)
+        self._core = SchedulerCore(
+            limits=limits,
+            policy=policy_limits(self.config, limits),
+            make_allocator=lambda shape: make_allocator(
+                n_blocks=shape.n_blocks + 1,
+                block_size=shape.block_size,
+                prefix_caching=self.config.prefix_caching,
+            ),
+            window=self.config.window,
+            max_concurrent_requests=self.config.max_concurrent_requests,
+            default_deadline_s=self.config.default_deadline_s,
+            retry_after_s=self.config.retry_after_s,
+            rng=random.Random(self.seed),
+        )
+        self._core.replica_up(0, shape=shape_of(limits, self.config, capacity), generation=1)
+        w = self.worker
+        self._table = RowTable(
+            max_rows=w.max_rows,
+            max_context=w.max_context,
+            block_size=w.block_size,
+            n_blocks=w.n_blocks,
+            vocab_size=w.vocab_size,
+            max_step_tokens=w.max_batch_prefill_tokens + w.max_rows,
+        )
+        self._rng = np.random.default_rng(self.seed)
+        self._prefix = self._rng.integers(16, w.vocab_size, size=self.case.n_prefix)
+        self._tokenisers = [0.0] * self.paths.n_api
+        self._ended: deque[float] = deque()
+
+    def _at(self, time_s: float, act: Callable[[float], None]) -> None:
+        self._n_events += 1
+        heapq.heappush(self._events, (time_s, self._n_events, act))
+
+    # ---- clients ----
+
+    def _send_next(self, now: float) -> None:
+        if self._next >= self.case.n_requests:
+            return
+        i = self._next
+        self._next += 1
+        case = self.case
+        own = self._rng.integers(16, self.worker.vocab_size, size=case.n_own)
+        prompt = np.concatenate([self._prefix, own]).astype(np.int32)
+        self.records.append(
+            RequestRecord(start_s=now, n_input=len(prompt), n_expected=case.n_output, n_output=case.n_output)
+        )
+        k = int(np.argmin(self._tokenisers))
+        busy_ms = self.paths.request_ms + self.paths.token_ms * len(prompt)
+        ready = max(now + self.paths.in_ms / 1e3, self._tokenisers[k]) + busy_ms / 1e3
+        self._tokenisers[k] = ready
+        self._at(ready, lambda t: self._submit(t, i, prompt))
+
+    def _submit(self, now: float, i: int, prompt: np.ndarray) -> None:
+        spec = RequestSpec(
+            id=i,
+            prompt=pack_i32(prompt),
+            max_new_tokens=self.case.n_output,
+            sampling=SamplingSpec(temperature=0.0, ignore_eos=True),
+        )
+        self._core.submit(_CONN, [spec], now=now)
+        self._pump(now)
+
+    # ---- the router's shell ----
+
+    def _pump(self, now: float) -> None:
+        while (step := self._core.compose(0, now=now)) is not None:
+            self._compute(now + self.paths.send_ms / 1e3, step)
+        for _, events in self._core.outbox.take():
+            ids = np.frombuffer(events.ids, dtype="<i8").tolist()
+            assert not events.failed, events.failed
+            for request_id, reason in zip(ids, events.reasons, strict=True):
+                self._token(now + self.paths.out_ms / 1e3, request_id, ended=bool(reason))
+
+    def _token(self, at_s: float, request_id: int, *, ended: bool) -> None:
+        self.records[request_id].event_s.append(at_s)
+        if ended and self.case.concurrency is not None:
+            self._at(at_s, self._send_next)
+
+    # ---- the worker ----
+
+    def _compute(self, arrived_s: float, step: Step) -> None:
+        batch = self._table.apply(step)
+        n = batch.n_decode
+        kv = batch.kv_lens.astype(np.int64)
+        start = max(arrived_s, self._free_at_s)
+        time_s = 1e-3 * self.device.step_ms(
+            decode_kv=kv[:n],
+            n_shared=self.case.n_prefix * max(0, n - 1),
+            chunk_q=batch.q_lens[n:].astype(np.int64),
+            chunk_kv=kv[n:],
+        )
+        self._free_at_s = start + time_s
+        self.steps.append(SimulatedStep(start, time_s, n, int(batch.q_lens[n:].sum())))
+        rows = batch.rows[batch.samples].astype(np.int32)
+        result = StepResult(
+            seq=step.seq,
+            generation=1,
+            rows=pack_i32(rows),
+            epochs=pack_i32(batch.epochs[batch.samples].astype(np.int32)),
+            tokens=pack_i32(np.full(len(rows), _TOKEN, dtype=np.int32)),
+            step_us=round(time_s * 1e6),
+        )
+        self._at(self._free_at_s + self.paths.result_ms / 1e3, lambda t: self._apply(t, result))
+
+    def _apply(self, now: float, result: StepResult) -> None:
+        self._core.apply_result(0, result, now=now)
+        self._pump(now)

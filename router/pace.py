@@ -1,0 +1,98 @@
+"""How many prompt tokens the next step may compute, and whether running answers sit it out.
+
+Prompt tokens stretch a step, and so the gap between two tokens of every running answer; prompts that are not
+computed keep their clients waiting for the first one. So the pace follows what waits:
+
+* Nothing decodes: a step is as large as it may be.
+* Little waits: a step that carries answers has a fixed room (`mixed_step_tokens`), of which each answer
+  takes its part. Prompts are computed in the very next steps and answers hardly notice; requests that came
+  together fall out of step, so that their followers don't come together again.
+* More waits than such steps get to within `max_waiting_tokens`: they grow until they do. A long prompt
+  counts as one chunk there: it is one client, and may not slow down everybody by its length.
+* And when the waiting are many beside the running (`decode_pause_ratio`), answers pause and prompts are
+  computed alone, in the largest steps. Every third step is theirs, so that no gap holds more than two
+  prompt steps, however long the queue.
+
+All of it is counted in tokens and requests: nothing depends on the clock or on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from router.policy_limits import PolicyLimits
+from router.queue import RequestQueue
+from router.replica_state import ReplicaState
+from router.request import Request
+
+ROW_TOKENS = 6
+"""What a decode row adds to a step's time, in prompt tokens: its part of the weights' reading, its token,
+and attention over some thousand positions."""
+LEAST_SHARE = 4
+"""However many rows decode, a quarter of a mixed step's room stays with the prompts."""
+MAX_HELD = 2
+"""Steps in a row that decode rows may sit out."""
+MAX_SAMPLED = 8
+"""Waiting requests whose cached prefix is looked up to estimate the work of all."""
+
+
+@dataclass(slots=True, frozen=True)
+class Pace:
+    n_tokens: int
+    """Prompt tokens that the step may compute."""
+    hold_decode: bool = False
+    """Decode rows sit the step out, if it computes any prompt."""
+
+
+def pace_of(rs: ReplicaState, queue: RequestQueue, *, limits: PolicyLimits, n_replicas: int) -> Pace:
+    """For the next step of `rs`, one of `n_replicas` that share the queue."""
+    most = limits.max_batch_prefill_tokens
+    n_decode = int(np.count_nonzero(rs.decoding))
+    if n_decode == 0 or not limits.prefill_chunking or not (rs.prefill or len(queue)):
+        return Pace(most)
+    whole = limits.mixed_step_tokens
+    chunk = min(most, max(whole - ROW_TOKENS * n_decode, whole // LEAST_SHARE, 1))
+    room = min(most, whole)
+    waiting = _waiting(rs, queue, n_replicas=n_replicas)
+    n_waiting = len(waiting) + len(rs.prefill)
+    in_time = chunk * max(1, limits.max_waiting_tokens)
+    if n_waiting * room <= in_time:
+        return Pace(chunk)
+    demand = _demand(rs, waiting, room=room, caching=limits.prefix_caching)
+    if demand <= in_time:
+        return Pace(chunk)
+    if limits.decode_pause_ratio and n_waiting >= limits.decode_pause_ratio * n_decode:
+        return Pace(most, hold_decode=True) if rs.n_held < MAX_HELD else Pace(0)
+    return Pace(min(most, demand // max(1, limits.max_waiting_tokens)))
+
+
+def _waiting(rs: ReplicaState, queue: RequestQueue, *, n_replicas: int) -> list[Request]:
+    """Queued requests that this replica could start now: as many as it has free rows, of no later priority
+    class than its answers, prefixes that another row is about to compute left out."""
+    n_most = min(rs.n_free_rows, -(-len(queue) // n_replicas)) if rs.takes_new and not rs.probing else 0
+    if n_most < 1:
+        return []
+    latest = int(rs.priority[rs.decoding].min())
+    found: list[Request] = []
+    for request in queue:
+        if request.priority > latest or len(found) == n_most:
+            break
+        if request.wait is None or not request.wait.holds:
+            found.append(request)
+    return found
+
+
+def _demand(rs: ReplicaState, waiting: list[Request], *, room: int, caching: bool) -> int:
+    """Tokens of the next chunk, at most `room`, of every prompt that waits or is being computed."""
+    left = (rs.target[rs.prefill] - rs.n_scheduled[rs.prefill]).astype(np.int64)
+    total = int(np.minimum(left, room).sum())
+    sample = waiting[:: -(-len(waiting) // MAX_SAMPLED)] if waiting else []
+    if sample:
+        n_new = 0
+        for request in sample:
+            n_cached = rs.allocator.match(request.tokens, salt=request.salt) if caching else 0
+            n_new += min(room, len(request.tokens) - n_cached)
+        total += n_new * len(waiting) // len(sample)
+    return total
