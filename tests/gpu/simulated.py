@@ -2,18 +2,15 @@
 stand-ins that run everything at once, and FlashInfer's prefill is replaced by plain attention over the same
 pages.
 
-Import it before anything imports triton.
+The interpreter is chosen in `conftest.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import pytest

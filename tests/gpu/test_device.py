@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from bench.run_ahead import Request, RunAhead
 from proto.worker_pb2 import Sampling
 from tests.gpu.reference import reference_logits, tiny_weights
-from tests.gpu.run_ahead import Request, RunAhead
 from worker.models.spec import DecoderWeights
 from worker.sampling_noise import gumbel_noise
 

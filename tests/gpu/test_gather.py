@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import numpy as np
 import pytest
 
 from worker.attention.flashinfer_backend import PrefillShape, worth_gathering
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 
 def shape(q_lens: list[int], kv_lens: list[int]) -> PrefillShape:

@@ -15,10 +15,10 @@ if importlib.util.find_spec("triton") is None or importlib.util.find_spec("xgram
 
 import torch
 
+from bench.run_ahead import Request, RunAhead
 from proto.codec import pack_f32, pack_i32
 from proto.worker_pb2 import Grammar, RowError, Sampling
 from tests.gpu import simulated
-from tests.gpu.run_ahead import Request, RunAhead
 from tests.worker.grammar.tiny import END, N_PADDED, json_schema, make_compiler, text
 from tests.worker.model.tiny import make_model, open_checkpoint
 from worker.gpu.runner import GpuRunner
