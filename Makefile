@@ -68,6 +68,10 @@ images: ## build the container images that docker-compose.yml names (IMAGE_ARGS=
 	DOCKER_BUILDKIT=1 docker build -f deploy/docker/router.Dockerfile -t quire/router:0.1.0 $(IMAGE_ARGS) .
 	DOCKER_BUILDKIT=1 docker build -f deploy/docker/worker-cpu.Dockerfile -t quire/worker-cpu:0.1.0 $(IMAGE_ARGS) .
 
+.PHONY: image-gpu
+image-gpu: ## build the GPU worker's image (IMAGE_ARGS="--build-arg CUDA_ARCHS=9.0a" for one kind of GPU)
+	DOCKER_BUILDKIT=1 docker build -f deploy/docker/worker-gpu.Dockerfile -t quire/worker-gpu:0.1.0 $(IMAGE_ARGS) .
+
 clean: ## remove the environment and every generated file that git ignores
 	rm -rf "$(VENV)" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@
 
 Behind a mirror, QUIRE_TEST_BUILD_ARGS has further build arguments (`PIP_INDEX_URL=…`), and
 QUIRE_TEST_PROMETHEUS_IMAGE names an image for Prometheus; without one it is not started. Nor is Grafana.
+The GPU image takes 6 GB and a compiler's patience: QUIRE_TEST_GPU_IMAGE names one that was built before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -155,6 +157,27 @@ def test_images_are_not_root_and_say_what_they_are(images: dict[str, str], name:
     assert config["Healthcheck"]["Test"][0] == "CMD"
     assert config["Labels"]["org.opencontainers.image.revision"] == "test"
     assert not any("secret" in entry.lower() for entry in config["Env"])
+
+
+def test_the_gpu_image_has_its_kernels_and_says_that_there_is_no_gpu() -> None:
+    if not (image := os.environ.get("QUIRE_TEST_GPU_IMAGE")):
+        pytest.skip("QUIRE_TEST_GPU_IMAGE names no image")
+    said = _run("docker", "run", "--rm", image, check=False)
+    assert said.startswith("error: --claim-gpu is on, but there is no NVIDIA GPU for this worker (0 found)")
+    said = _run(
+        "docker", "run", "--rm", image, "worker", "--no-claim-gpu", "--attention=flashinfer", check=False
+    )
+    assert "error: --attention flashinfer needs an NVIDIA GPU" in said
+    assert "Traceback" not in said
+    load = (
+        "import glob, torch, flashinfer, tvm_ffi\n"
+        "found = glob.glob('/opt/venv/lib/python3*/site-packages/flashinfer/data/aot/*/*.so')\n"
+        "print(len(found), all(map(tvm_ffi.load_module, found)))"
+    )
+    said = _run("docker", "run", "--rm", "--network=none", "--entrypoint=python3", image, "-c", load)
+    assert re.search(r"^[1-9]\d* True$", said, re.MULTILINE), said
+    tools = _run("docker", "run", "--rm", "--entrypoint=sh", image, "-c", "command -v nvcc g++ || true")
+    assert tools.strip() == "", "compilers of kernels stay in the build"
 
 
 def test_up_chat_down(images: dict[str, str]) -> None:
