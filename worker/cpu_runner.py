@@ -24,6 +24,7 @@ from worker.errors import StartError
 from worker.grammar.rows import GrammarRows, MaskJob
 from worker.grammar.start import NO_GRAMMARS, make_grammar_rows
 from worker.kv_budget import KvBudget, cpu_kv_budget
+from worker.models.compiled import fastest
 from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder
 from worker.native.machine import can_keep
@@ -71,8 +72,8 @@ class CpuRunner:
         threads: ThreadPlan,
         grammars: GrammarRows | None = None,
     ) -> None:
-        self._decoder = decoder
         self._attention = attention
+        self._decoder = fastest(decoder, attention)
         self._capacity = capacity
         self._threads = threads
         self._sampler = Sampler(

@@ -15,10 +15,13 @@ from worker.attention.interface import I32, Attention, AttentionBatch, KvCache
 from worker.attention.torch_backend import TorchAttention
 from worker.attention.torch_plan import find_shared, slots_of, token_slots
 from worker.models.spec import ModelSpec
-from worker.native.heads import Heads, Items, heads_fit
+from worker.native.heads import MOST_AHEAD, Angles, Heads, Items, heads_fit
 
 _MOST_TOKENS = 64
 """Query tokens of an item: enough to read a tile of keys seldom, few enough to stay in the cache."""
+
+_MANY_ALONE = 8
+"""From so many rows alone on, a thread takes a row with all its heads; below, heads are shared out."""
 
 
 class NativeAttention:
@@ -29,26 +32,38 @@ class NativeAttention:
     def __init__(self, spec: ModelSpec, cache: KvCache, *, share_prefixes: bool = True) -> None:
         """Needs `can_serve(spec, cache)`."""
         from worker.native.attention import AttentionKernel
+        from worker.native.tape import Tape
 
         self._cache = cache
         self._share = share_prefixes
+        self._n_kv_heads = spec.n_kv_heads
         self._factor = spec.rope.attention_factor
         self._inv_freq = torch.tensor(spec.rope.inv_freq, dtype=torch.float32)
-        self._kernel = AttentionKernel(_heads(spec))
-        self._slots = torch.empty(0, dtype=torch.int64)
-        self._cos = self._sin = torch.empty(0)
+        self.kernel = AttentionKernel(_heads(spec))
+        self._tape = Tape(2)
 
     def plan(self, batch: AttentionBatch) -> None:
         positions, slots = token_slots(batch, block_size=self._cache.block_size)
-        self._slots = torch.from_numpy(slots)
         angles = torch.from_numpy(positions).to(torch.float32)[:, None] * self._inv_freq
-        self._cos, self._sin = angles.cos().mul_(self._factor), angles.sin().mul_(self._factor)
-        self._items = _Planner(batch, block_size=self._cache.block_size, share=self._share).items()
+        cos, sin = angles.cos().mul_(self._factor), angles.sin().mul_(self._factor)
+        self.angles = Angles(cos, sin, torch.from_numpy(slots))
+        self.items = _Planner(
+            batch, block_size=self._cache.block_size, share=self._share, n_kv_heads=self._n_kv_heads
+        ).items()
 
     def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        cache = self._cache.data[layer]
-        self._kernel.append(qkv, self._cos, self._sin, self._slots, cache)
-        return self._kernel.attend(qkv, cache, self._items)
+        out = self.kernel.out(qkv.shape[0])
+        n_threads = torch.get_num_threads()
+        scratch = self.kernel.scratch(self.items, n_threads=n_threads)
+        append = self.kernel.append_line(qkv, self.angles, self.cache(layer))
+        attend = self.kernel.attend_line(qkv, self.cache(layer), self.items, out, scratch)
+        for line, op in zip((append, attend), self._tape.ops, strict=True):
+            op[: len(line)] = line
+        self._tape.run(n_threads=n_threads)
+        return out
+
+    def cache(self, layer: int) -> torch.Tensor:
+        return self._cache.data[layer]
 
     def zero_blocks(self, blocks: I32) -> None:
         self._cache.zero(blocks)
@@ -57,8 +72,9 @@ class NativeAttention:
 class _Planner:
     """Turns a batch into the kernel's items."""
 
-    def __init__(self, batch: AttentionBatch, *, block_size: int, share: bool) -> None:
+    def __init__(self, batch: AttentionBatch, *, block_size: int, share: bool, n_kv_heads: int) -> None:
         self._batch = batch
+        self._n_kv_heads = n_kv_heads
         self._block_size = block_size
         self._share = share
         self._items: list[tuple[int, int, int]] = []
@@ -85,9 +101,6 @@ class _Planner:
                 self._pieces.append((0, len(rows), begins[rows[0]], n_shared, 0))
                 for place, row in enumerate(rows):
                     self._pieces.append((place, 1, begins[row] + n_shared, kv_lens[row] - n_shared, 1))
-        for row in sorted(alone):
-            self._begin([row])
-            self._pieces.append((0, 1, begins[row], kv_lens[row], 1))
         token = batch.n_decode
         for row in range(batch.n_decode, len(q_lens)):
             cached = kv_lens[row] - q_lens[row]
@@ -96,14 +109,20 @@ class _Planner:
                 self._begin(range(token + first, token + first + n))
                 self._pieces.append((0, n, begins[row], cached + first + n, 1))
             token += q_lens[row]
+        for row in sorted(alone):
+            self._begin([row])
+            self._pieces.append((0, 1, begins[row], kv_lens[row], 1))
         most = max(n for _, n, _ in self._items)
         self._items.append((len(self._tokens), 0, len(self._pieces)))
+        alone_heads = self._n_kv_heads if len(alone) >= _MANY_ALONE else 1
         return Items(
             items=np.array(self._items, dtype=np.int64),
             pieces=np.array(self._pieces, dtype=np.int64),
             tokens=np.array(self._tokens, dtype=np.int64),
-            slots=np.concatenate(slots),
-            most_tokens=most,
+            slots=np.concatenate([*slots, np.zeros(MOST_AHEAD, dtype=np.int64)]),
+            most_tokens=max(most, alone_heads),
+            n_alone=len(alone),
+            alone_heads=alone_heads,
         )
 
     def _begin(self, tokens: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from worker.models.tensors import MODEL
 
 
 @dataclass(slots=True)
-class _Layer:
+class Layer:
     input_norm: torch.Tensor
     qkv: Linear
     q_norm: torch.Tensor | None
@@ -35,29 +35,29 @@ class Decoder:
         """Takes the weights over: `weights.layers` is emptied as they are packed, so that at no time two
         copies of the model are in memory."""
         self.spec: ModelSpec = weights.spec
-        self._embed = weights.embed
-        self._final_norm = weights.final_norm
+        self.embed = weights.embed
+        self.final_norm = weights.final_norm
         grouped = weights.grouped
         self._lm_head = make_linear(weights.lm_head, None, grouped.pop((MODEL, "lm_head"), None))
-        self._layers: list[_Layer] = []
+        self.layers: list[Layer] = []
         for index in range(len(weights.layers)):
             own = {name: grouped.pop((index, name), None) for name in ("qkv", "o", "gate_up", "down")}
-            self._layers.append(_layer(weights.layers.pop(0), own))
+            self.layers.append(_layer(weights.layers.pop(0), own))
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embed.dtype
+        return self.embed.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._embed.device
+        return self.embed.device
 
     def hidden(self, tokens: torch.Tensor, attention: Attention, wanted: torch.Tensor | None) -> torch.Tensor:
         """tokens: [n] ids; `attention` is planned for them. Returns the normed last hidden states of the
         `wanted` tokens (indices, None: all): [n_wanted, hidden]."""
-        x = F.embedding(tokens, self._embed)
-        last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
+        x = F.embedding(tokens, self.embed)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
             qkv = layer.qkv(self._norm(x, layer.input_norm))
             if layer.q_norm is not None and layer.k_norm is not None:
                 self._norm_heads(qkv, layer.q_norm, layer.k_norm)
@@ -67,7 +67,7 @@ class Decoder:
                 attended, x = attended.index_select(0, wanted), x.index_select(0, wanted)
             x = layer.o.plus(attended, x)
             x = layer.down.plus(layer.gate_up(self._norm(x, layer.post_norm)), x)
-        return self._norm(x, self._final_norm)
+        return self._norm(x, self.final_norm)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] → [n, vocab] in float32."""
@@ -85,8 +85,8 @@ class Decoder:
         k.copy_(self._norm(k, k_norm))
 
 
-def _layer(weights: LayerWeights, grouped: Mapping[str, Grouped | None]) -> _Layer:
-    return _Layer(
+def _layer(weights: LayerWeights, grouped: Mapping[str, Grouped | None]) -> Layer:
+    return Layer(
         input_norm=weights.input_norm,
         qkv=make_linear(weights.qkv, weights.qkv_bias, grouped["qkv"]),
         q_norm=weights.q_norm,

@@ -136,5 +136,9 @@ def make_gated_linear(
     gate_up: torch.Tensor, bias: torch.Tensor | None, grouped: Grouped | None = None
 ) -> GatedLinear:
     if grouped is not None:
+        from worker.native.grouped_linear import GroupedGatedLinear, can_gate
+
+        if can_gate(grouped):
+            return GroupedGatedLinear(grouped, bias)
         return GatedOutput(make_linear(gate_up, bias, grouped))
     return PackedGatedLinear(gate_up, bias) if can_pack(gate_up) else DenseGatedLinear(gate_up, bias)

@@ -52,11 +52,12 @@ def write_product(
     return function
 
 
-def write_softmax(module: ir.Module, v: Vectors, heads: Heads) -> ir.Function:
-    """void(scores, n_valid, maximum, total, out): one query's online softmax. Turns its scores of the tile
-    into weights relative to the new maximum (0 from `n_valid` on) and brings what was summed so far to it."""
+def write_softmax(module: ir.Module, v: Vectors, heads: Heads, *, registers: int, name: str) -> ir.Function:
+    """void(scores, n_valid, maximum, total, out): one query's online softmax over some registers of
+    scores. Turns them into weights relative to the new maximum (0 from `n_valid` on) and brings what was
+    summed so far to it."""
     kind = ir.FunctionType(ir.VoidType(), [F32_PTR, I64, F32_PTR, F32_PTR, F32_PTR])
-    function = ir.Function(module, kind, name="softmax")
+    function = ir.Function(module, kind, name=name)
     function.linkage = "internal"
     scores, n_valid, maximum, total, out = function.args
     b = ir.IRBuilder(function.append_basic_block())
@@ -66,7 +67,7 @@ def write_softmax(module: ir.Module, v: Vectors, heads: Heads) -> ir.Function:
         b.insert_element(undefined, limit, ir.Constant(ir.IntType(32), 0)), undefined, v.constant(0)
     )
     parts, inside = [], []
-    for register in range(REGISTERS):
+    for register in range(registers):
         places = ir.Constant(v.ints, [register * v.lanes + lane for lane in range(v.lanes)])
         inside.append(b.icmp_signed("<", places, limit))
         part = v.load(b, scores, register * v.lanes, v.floats)

@@ -15,7 +15,8 @@ F32_PTR = F32.as_pointer()
 I32_PTR = I32.as_pointer()
 I64_PTR = I64.as_pointer()
 
-
+_LINE_FLOATS = 16
+"""Of a cache line of 64 bytes."""
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
 
@@ -104,6 +105,16 @@ class Vectors:
         kind = ir.FunctionType(F32, [F32, self.floats])
         self._sum = ir.Function(module, kind, name=f"llvm.vector.reduce.fadd.v{lanes}f32")
 
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+        self._prefetch = module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+
+    def prefetch(self, b: ir.IRBuilder, pointer: Any, n: int) -> None:
+        """Ask for the n floats that begin at the pointer; they will be read soon."""
+        for at in range(0, n, _LINE_FLOATS):
+            place = b.bitcast(b.gep(pointer, [int64(at)]), ir.IntType(8).as_pointer())
+            b.call(self._prefetch, [place, *(ir.Constant(I32, value) for value in (0, 3, 1))])
+
     def constant(self, value: int) -> Any:
         return ir.Constant(self.ints, [value] * self.lanes)
 
@@ -153,6 +164,31 @@ class Vectors:
         y = b.fadd(self.fma(b, y, b.fmul(r, r), r), self.number(1.0))
         exponent = b.sub(b.bitcast(shifted, self.ints), self.constant(0x4B400000 - 127))
         return b.fmul(y, b.bitcast(b.shl(exponent, self.constant(23)), self.floats))
+
+    def silu(self, b: ir.IRBuilder, x: Any) -> Any:
+        """x / (1 + e^-x), without overflow."""
+        e = self.exp(b, b.select(b.fcmp_ordered("<", x, self.zero), x, b.fsub(self.zero, x)))
+        top = b.select(b.fcmp_ordered("<", x, self.zero), e, self.number(1.0))
+        return b.fmul(x, b.fdiv(top, b.fadd(self.number(1.0), e)))
+
+    def fold(self, b: ir.IRBuilder, rows: Sequence[Any]) -> Any:
+        """The sums of `lanes` vectors, side by side: halves of two rows are added until each lane is one
+        row's sum."""
+        rows = list(rows)
+        half = self.lanes // 2
+        while half:
+            lanes = range(self.lanes)
+            low = ir.Constant(self.ints, [n if not n & half else self.lanes + n - half for n in lanes])
+            high = ir.Constant(self.ints, [n + half if not n & half else self.lanes + n for n in lanes])
+            rows = [
+                b.fadd(
+                    b.shuffle_vector(rows[i], rows[i + half], low),
+                    b.shuffle_vector(rows[i], rows[i + half], high),
+                )
+                for i in range(half)
+            ]
+            half //= 2
+        return rows[0]
 
     def transpose(self, b: ir.IRBuilder, rows: Sequence[Any]) -> list[Any]:
         """`lanes` vectors, as the rows of a square, to its columns: squares of half the size swap places,

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from worker.native.machine import REGISTERS, vector_unit
 
+MOST_AHEAD = 64
+"""Slots behind those of an item that code may look up to fetch what will be read next."""
 I64Array = npt.NDArray[np.int64]
 
 
@@ -44,8 +47,24 @@ class Items:
     tokens: I64Array
     """Places of the query tokens within the step."""
     slots: I64Array
+    """Piece after piece, and `MOST_AHEAD` more, which are only fetched ahead."""
     most_tokens: int
-    """Of an item."""
+    """Of an item; at least the KV heads that one thread takes of an item alone."""
+    n_alone: int
+    """The last items are of one token with one piece."""
+    alone_heads: int
+    """KV heads of such an item that one thread takes together: all or one."""
+
+
+@dataclass(slots=True, frozen=True)
+class Angles:
+    """Where one step's tokens stand; the same for every layer."""
+
+    cos: torch.Tensor
+    """[n_tokens, head_dim / 2]"""
+    sin: torch.Tensor
+    slots: torch.Tensor
+    """[n_tokens] int64"""
 
 
 def heads_fit(heads: Heads) -> bool:

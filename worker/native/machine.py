@@ -10,7 +10,7 @@ import functools
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -89,6 +89,7 @@ class Compiled:
 
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
+        binding.initialize_native_asmparser()
         module.triple = binding.get_process_triple()
         parsed = binding.parse_assembly(str(module))
         parsed.verify()
@@ -98,9 +99,9 @@ class Compiled:
         self._engine = binding.create_mcjit_compiler(parsed, target)
         self._engine.finalize_object()
 
-    def function(self, name: str, *types: Any) -> Any:
-        """A callable that returns nothing and takes ctypes' `types`."""
-        return ctypes.CFUNCTYPE(None, *types)(self._engine.get_function_address(name))
+    def address(self, name: str) -> int:
+        """Of a function that the module exports."""
+        return int(self._engine.get_function_address(name))
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
