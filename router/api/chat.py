@@ -11,7 +11,7 @@ from router.api.binding import bound
 from router.api.chat_format import ChatFormat
 from router.api.context import ApiContext
 from router.api.conversation import normalise_messages
-from router.api.errors import invalid
+from router.api.errors import ApiError, invalid
 from router.api.exchange import Exchange
 from router.api.generation import AnswerFormat, GenerationEndpoint
 from router.api.grammar import check_grammar, request_grammar
@@ -21,6 +21,7 @@ from router.api.literal import Rendered
 from router.api.params import build_params, chat_logprobs, prompt_logprobs_wanted
 from router.api.reasoning import opens_reasoning
 from router.api.schema import ChatRequest
+from router.api.tools.legacy import in_older_words, with_tools
 from router.api.tools.message import MessageRules
 from router.api.tools.request import ToolUse, tool_use
 from router.api.tools.told import with_tools_told
@@ -30,17 +31,23 @@ from router.ipc.messages import ModelInfo
 class ChatEndpoint(GenerationEndpoint):
     async def prepare(self, body: bytes, exchange: Exchange) -> tuple[Job, AnswerFormat]:
         context = self._context
-        request = context.decoder.decode(body, ChatRequest)
+        request, legacy = with_tools(context.decoder.decode(body, ChatRequest))
         _refuse_unserved(request)
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        job, rules = await prepare_chat(
-            context,
-            request,
-            exchange,
-            prefix="chatcmpl",
-            max_tokens=getattr(request, field),
-            max_tokens_field=field,
-        )
+        try:
+            job, rules = await prepare_chat(
+                context,
+                request,
+                exchange,
+                prefix="chatcmpl",
+                max_tokens=getattr(request, field),
+                max_tokens_field=field,
+            )
+        except ApiError as error:
+            if not legacy:
+                raise
+            raise in_older_words(error) from error
+        rules = replace(rules, legacy=legacy)
         format = ChatFormat(job, model=context.model.model_id, names=context.text.names, rules=rules)
         return job, format
 
@@ -168,12 +175,6 @@ def render_chat(
 
 def _refuse_unserved(request: ChatRequest) -> None:
     """What can't be honoured is said, not ignored."""
-    if request.functions and request.function_call != "none":
-        raise invalid(
-            "'functions' are not available on this server: send them as 'tools'.",
-            param="functions",
-            code="unsupported",
-        )
     if request.audio is not None or any(kind != "text" for kind in request.modalities or ()):
         field = "audio" if request.audio is not None else "modalities"
         raise invalid(f"'{field}': this model writes text only.", param=field, code="unsupported")

@@ -110,7 +110,7 @@ class ChatFormat:
 
     def _finish_reason(self, choice: Choice, n_calls: int) -> str | None:
         if n_calls and choice.finish == "stop" and self._rules.tells_calls:
-            return "tool_calls"
+            return "function_call" if self._rules.legacy else "tool_calls"
         return choice.finish
 
     def _parts(
@@ -118,7 +118,7 @@ class ChatFormat:
     ) -> bytes:
         """An event for each part. Logprobs go with the first text that comes after them."""
         untold = [*self._untold.pop(choice.index, ()), *entries]
-        values = delta.as_values()
+        values = delta.as_values(legacy=self._rules.legacy)
         if not values and untold and final:
             values = [{"content": ""}]
         if not values:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.api.detokenize import Detokenizer
-from router.api.reasoning import ReasoningStop
+from router.api.reasoning import ReasoningCounter, ReasoningStop
 from router.api.stop import StopMatcher
 from router.ipc.messages import ErrorInfo, Failed, FinishReason, PromptLogprob, Started
 
@@ -66,6 +66,7 @@ class Choice:
         "_detokenizer",
         "_notify",
         "_options",
+        "_reasoning",
         "_stop",
         "cached_tokens",
         "ended",
@@ -99,6 +100,9 @@ class Choice:
         self._options = options
         self._notify = notify
         self._stop = _stop_matcher(options)
+        self._reasoning = (
+            ReasoningCounter(inside=options.starts_in_reasoning) if options.splits_reasoning else None
+        )
         self._cut = False
         self.pending = ""
         """Text that nobody has taken yet; grows while the client is slow, at most to the answer's length."""
@@ -161,6 +165,10 @@ class Choice:
         return text
 
     @property
+    def n_reasoning_tokens(self) -> int:
+        return 0 if self._reasoning is None else self._reasoning.n_tokens
+
+    @property
     def matched_stop(self) -> str | None:
         """The stop string that ended the text."""
         return None if self._stop is None else self._stop.matched
@@ -195,6 +203,8 @@ class Choice:
 
     def _take_token(self, token: int, logprob: tuple[float, bytes, bytes] | None) -> None:
         text = self._detokenizer.push(token)
+        if self._reasoning is not None:
+            self._reasoning.push(text)
         if logprob is not None and self._options.logprobs:
             at = self._n_chars
             self.entries.append(LogprobEntry(token, at, at + len(text), *logprob))

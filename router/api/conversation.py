@@ -10,6 +10,8 @@ import msgspec
 
 from router.api.errors import invalid
 
+CALL_ID = "function0"
+"""Calls of the older kind have no id, and templates want one; nine letters and digits suit all of them."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -35,6 +37,8 @@ def normalise_message(message: dict[str, Any], path: str) -> dict[str, Any]:
     result = dict(message)
     if role == "developer":  # the newer name for what templates know as the system's words
         result["role"] = "system"
+    if role == "function":  # the older name of a tool's result
+        result |= {"role": "tool", "tool_call_id": CALL_ID}
     content = message.get("content")
     if content is None:
         if role != "assistant":
@@ -50,7 +54,10 @@ def normalise_message(message: dict[str, Any], path: str) -> dict[str, Any]:
             f" {type(content).__name__}.",
             param=f"{path}.content",
         )
-    if role == "assistant" and result.get("tool_calls"):
+    if role == "assistant" and result.get("function_call") and not result.get("tool_calls"):
+        function = _function(result.pop("function_call"), f"{path}.function_call")
+        result["tool_calls"] = [{"id": CALL_ID, "type": "function", "function": function}]
+    elif role == "assistant" and result.get("tool_calls"):
         result["tool_calls"] = normalise_calls(result["tool_calls"], f"{path}.tool_calls")
     return result
 
@@ -63,19 +70,22 @@ def normalise_calls(calls: object, path: str) -> list[dict[str, Any]]:
 
 
 def _call(call: object, path: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict):
+    if not isinstance(call, dict):
         raise invalid(f"Missing required field: '{path}.function'.", param=f"{path}.function")
+    return {**call, "function": _function(call.get("function"), f"{path}.function")}
+
+
+def _function(function: object, path: str) -> dict[str, Any]:
+    if not isinstance(function, dict):
+        raise invalid(f"Missing required field: '{path}'.", param=path)
     if not isinstance(function.get("name"), str):
-        raise invalid(
-            f"Missing required field: '{path}.function.name' must be a string.", param=f"{path}.function.name"
-        )
+        raise invalid(f"Missing required field: '{path}.name' must be a string.", param=f"{path}.name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         # What a model wrote wrong it may see again.
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments or "{}")
-    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+    return {**function, "arguments": {} if arguments is None else arguments}
 
 
 def _part_text(part: object, path: str) -> str:

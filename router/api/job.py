@@ -114,6 +114,9 @@ class Job:
             "completion_tokens": n_output,
             "total_tokens": self.n_prompt_tokens + n_output,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(choice.n_reasoning_tokens for choice in self.choices)
+            },
         }
 
     async def submit(self, listener: Callable[[Choice], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,21 @@ def chat_logprobs_value(entries: Sequence[LogprobEntry], names: TokenNames) -> d
         item["top_logprobs"] = [_chat_item(token, value, names) for token, value in _top(entry)]
         content.append(item)
     return {"content": content, "refusal": None}
+
+
+def pieces(
+    text: str, entries: Sequence[LogprobEntry], *, end: int
+) -> Iterator[tuple[str, LogprobEntry | None]]:
+    """`text` cut where its tokens end, each piece with its token. `end`: where it ends in its choice. What no
+    token of `entries` covers comes last."""
+    start = end - len(text)
+    at = 0
+    for entry in entries:
+        until = min(max(at, entry.end - start), len(text))
+        yield text[at:until], entry
+        at = until
+    if at < len(text):
+        yield text[at:], None
 
 
 def completion_logprobs_value(

@@ -64,6 +64,39 @@ class ReasoningSplitter:
         return text
 
 
+class ReasoningCounter:
+    """How many tokens of an answer are thoughts, the tags' own included."""
+
+    __slots__ = ("_n_unknown", "_seen", "_state", "n_tokens")
+
+    def __init__(self, *, inside: bool) -> None:
+        self.n_tokens = 0
+        self._state = "inside" if inside else "unknown"
+        self._n_unknown = 0
+        """Tokens that are thoughts if a tag follows."""
+        self._seen = ""
+
+    def push(self, text: str) -> None:
+        """Of one token; may be empty."""
+        if self._state == "answer":
+            return
+        self._seen += text
+        if self._state == "unknown":
+            self._n_unknown += 1
+            start = self._seen.lstrip()
+            if not start.startswith(BEGIN):
+                if not BEGIN.startswith(start):
+                    self._state = "answer"
+                return
+            self._state, self.n_tokens = "inside", self._n_unknown
+            self._seen = start[len(BEGIN) :]
+        else:
+            self.n_tokens += 1
+        if END in self._seen:
+            self._state = "answer"
+        self._seen = self._seen[-len(END) :]
+
+
 class ReasoningStop:
     """A StopMatcher that looks at the answer alone, not at the thoughts before it."""
 

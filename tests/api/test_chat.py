@@ -33,6 +33,7 @@ async def test_answer_as_a_whole(make_api: MakeApi) -> None:
         "completion_tokens": n_output,
         "total_tokens": n_prompt + n_output,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -17,7 +17,6 @@ IGNORED: dict[str, Any] = {
     "reasoning_effort": "high",
     "verbosity": "low",
     "web_search_options": {},
-    "function_call": "none",
     "safety_identifier": "s",
     "prompt_cache_key": "k",
     "service_tier": "priority",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.api.reasoning import ReasoningSplitter, ReasoningStop
+from router.api.reasoning import ReasoningCounter, ReasoningSplitter, ReasoningStop
 from router.api.stop import StopMatcher
 from tests.api.conftest import MakeApi
 from tests.api.scripted import Script
@@ -90,3 +90,37 @@ async def test_left_in_the_text(make_api: MakeApi, flag: str, template: str) -> 
 async def test_the_flag_turns_it_on(make_api: MakeApi) -> None:
     api = make_api(Script(byte_ids("<think>a</think>b")), reasoning_parser="think")
     assert (await api.chat()).json()["choices"][0]["message"]["content"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "n"),
+    [
+        ("<think>hm</think>Yes", False, 17),
+        (" \n<think>hm</think>Yes <think>x</think>", False, 19),
+        ("hm</think>Yes", True, 10),
+        ("hm </thi", True, 8),
+        ("<thinner>", False, 0),
+        ("<think></think>", False, 15),
+        ("<thin", False, 0),
+        ("Yes", False, 0),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_tokens_of_thoughts(text: str, inside: bool, n: int, size: int) -> None:
+    """Counted in characters; with longer tokens, those that hold a part of the thoughts."""
+    counter = ReasoningCounter(inside=inside)
+    for start in range(0, len(text), size):
+        counter.push(text[start : start + size])
+    assert counter.n_tokens == -(-n // size)
+    hidden = ReasoningCounter(inside=True)
+    hidden.push("")
+    assert hidden.n_tokens == 1
+
+
+async def test_usage_tells_the_tokens_of_thoughts(make_api: MakeApi) -> None:
+    api = make_api(Script(byte_ids("<think>hm</think>Yes")), template=THINKING)
+    usage = (await api.chat()).json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 17}
+    assert (await make_api(Script(byte_ids("Yes"))).chat()).json()["usage"]["completion_tokens_details"] == {
+        "reasoning_tokens": 0
+    }

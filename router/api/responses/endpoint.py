@@ -12,6 +12,7 @@ from router.api.responses.input import messages_of, response_format_of, tools_of
 from router.api.responses.schema import ResponsesRequest
 from router.api.schema import ChatRequest
 
+_LOGPROBS = "message.output_text.logprobs"
 _NEEDS_MEMORY = ("previous_response_id", "conversation", "prompt", "background")
 
 
@@ -30,6 +31,8 @@ class ResponsesEndpoint(GenerationEndpoint):
             tools=tools_of(request.tools),
             tool_choice=request.tool_choice,
             parallel_tool_calls=request.parallel_tool_calls,
+            logprobs=bool(request.top_logprobs) or _LOGPROBS in (request.include or ()),
+            top_logprobs=request.top_logprobs,
             response_format=response_format_of(None if request.text is None else request.text.format),
         )
         job, rules = await prepare_chat(
@@ -42,7 +45,7 @@ class ResponsesEndpoint(GenerationEndpoint):
             messages_field="input",
         )
         format = ResponseFormat(
-            job, request=request, model=model.model_id, rules=rules, tokenizer=context.text.tokenizer
+            job, request=request, model=model.model_id, rules=rules, names=context.text.names
         )
         return job, format
 
@@ -56,12 +59,6 @@ def _refuse_unserved(request: ResponsesRequest) -> None:
                 param=field,
                 code="unsupported",
             )
-    if request.top_logprobs:
-        raise invalid(
-            "'top_logprobs' is not available on this route; /v1/chat/completions has it.",
-            param="top_logprobs",
-            code="unsupported",
-        )
     if request.truncation == "auto":
         raise invalid(
             "'truncation' \"auto\" is not available: nothing is cut out of a conversation here.",

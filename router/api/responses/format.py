@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from checkpoint.tokenizer import Tokenizer
 from router.api.choice import Choice, LogprobEntry
 from router.api.exchange import Header
 from router.api.job import Job
+from router.api.logprobs import TokenNames, chat_logprobs_value, pieces
 from router.api.responses.items import Event, OutputItems
 from router.api.responses.schema import ResponsesRequest
-from router.api.tools.message import MessageReader, MessageRules
+from router.api.tools.message import MessageDelta, MessageReader, MessageRules
 
 _encode = msgspec.json.encode
 
@@ -30,12 +30,16 @@ class ResponseFormat:
         request: ResponsesRequest,
         model: str,
         rules: MessageRules,
-        tokenizer: Tokenizer,
+        names: TokenNames,
     ) -> None:
         self._job = job
         self._request = request
         self._model = model
-        self._tokenizer = tokenizer
+        self._names = names
+        self._with_logprobs = job.params.sampling.logprobs
+        self._untold: list[LogprobEntry] = []
+        """Logprobs of tokens whose text no part has told yet."""
+        self._n_entries = 0
         self._reader = MessageReader(rules)
         self._output = OutputItems()
         self._n_events = 0
@@ -50,7 +54,7 @@ class ResponseFormat:
         )
 
     def delta(self, choice: Choice, text: str, entries: list[LogprobEntry]) -> bytes:
-        return self._events(self._output.push(self._reader.push(text)))
+        return self._events(self._push(choice, text, entries))
 
     def closing(self, choice: Choice) -> bytes:
         events = self._finish(choice)
@@ -66,12 +70,33 @@ class ResponseFormat:
 
     def whole(self) -> bytes:
         (choice,) = self._job.choices
-        self._output.push(self._reader.push(choice.take()))
+        text = choice.take()
+        self._push(choice, text, choice.take_entries())
         self._finish(choice)
         return _encode(self._response(_status(choice)))
 
+    def _push(self, choice: Choice, text: str, entries: Sequence[LogprobEntry]) -> list[Event]:
+        if not self._with_logprobs:
+            return self._output.push(self._reader.push(text))
+        events: list[Event] = []
+        for piece, entry in pieces(text, entries, end=choice.n_emitted):
+            if entry is not None:
+                self._n_entries += 1
+                if self._n_entries > choice.n_reasoning_tokens:
+                    self._untold.append(entry)
+            events += self._tell(self._reader.push(piece))
+        return events
+
+    def _tell(self, delta: MessageDelta, *, final: bool = False) -> list[Event]:
+        """Logprobs go with the words that come next; those of thoughts and calls go with nothing."""
+        if not (delta.content or delta.reasoning or delta.calls or final):
+            return []
+        told = chat_logprobs_value(self._untold, self._names)["content"] if delta.content else []
+        self._untold = []
+        return self._output.push(delta, logprobs=told)
+
     def _finish(self, choice: Choice) -> list[Event]:
-        events = self._output.push(self._reader.push("", final=True))
+        events = self._tell(self._reader.push("", final=True), final=True)
         return events + self._output.finish(complete=choice.finish == "stop")
 
     def _events(self, events: Sequence[Event]) -> bytes:
@@ -107,16 +132,12 @@ class ResponseFormat:
             "text": {"format": {"type": "text"} if text is None or text.format is None else text.format},
             "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
             "tools": request.tools or [],
+            "top_logprobs": sampling.top_logprobs,
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": None if status == "in_progress" else self._usage(),
             "user": request.user,
         }
-
-    def _n_reasoning_tokens(self) -> int:
-        """Of the thoughts as text: counted again, since their tokens are not told apart."""
-        thoughts = [item.text for item in self._output.items if item.kind == "reasoning"]
-        return sum(len(self._tokenizer.encode(text, special=False)) for text in thoughts)
 
     def _usage(self) -> dict[str, Any]:
         usage = self._job.usage()
@@ -124,7 +145,7 @@ class ResponseFormat:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._n_reasoning_tokens()},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
 

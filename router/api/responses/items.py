@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ class Item:
     """Its place in the output."""
     name: str = ""
     call_id: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    """Of a message's words, if they were asked for."""
     text: str = ""
     """Words, thoughts, or a call's arguments."""
     status: str = "in_progress"
@@ -31,7 +34,7 @@ class Item:
     def part(self) -> dict[str, Any]:
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
     def value(self) -> dict[str, Any]:
         value: dict[str, Any] = {"type": self.kind, "id": self.id, "status": self.status}
@@ -49,13 +52,13 @@ class OutputItems:
     def __init__(self) -> None:
         self.items: list[Item] = []
 
-    def push(self, delta: MessageDelta) -> list[Event]:
+    def push(self, delta: MessageDelta, *, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         """What streams tell of it, without `sequence_number`."""
         events: list[Event] = []
         if delta.reasoning:
             self._grow("reasoning", delta.reasoning, events)
         if delta.content:
-            self._grow("message", delta.content, events)
+            self._grow("message", delta.content, events, logprobs=logprobs)
         for call in delta.calls:
             if call.id is not None:
                 self._begin(
@@ -76,7 +79,9 @@ class OutputItems:
     def values(self) -> list[dict[str, Any]]:
         return [item.value() for item in self.items]
 
-    def _grow(self, kind: Kind, text: str, events: list[Event]) -> None:
+    def _grow(
+        self, kind: Kind, text: str, events: list[Event], *, logprobs: Sequence[dict[str, Any]] = ()
+    ) -> None:
         if not self.items or self.items[-1].kind != kind:
             self._begin(Item(kind, len(self.items)), events)
         item = self.items[-1]
@@ -90,7 +95,8 @@ class OutputItems:
             )
         else:
             event = {"type": "response.output_text.delta", **place, "content_index": 0, "delta": text}
-            events.append(event | {"logprobs": []})
+            item.logprobs += logprobs
+            events.append(event | {"logprobs": list(logprobs)})
 
     def _begin(self, item: Item, events: list[Event]) -> None:
         if self.items:
@@ -127,7 +133,12 @@ class OutputItems:
             if item.kind == "reasoning":
                 events.append({"type": "response.reasoning_text.done", **place, "text": item.text})
             else:
-                done = {"type": "response.output_text.done", **place, "text": item.text, "logprobs": []}
+                done = {
+                    "type": "response.output_text.done",
+                    **place,
+                    "text": item.text,
+                    "logprobs": item.logprobs,
+                }
                 events.append(done)
             events.append({"type": "response.content_part.done", **place, "part": item.part()})
         events.append({"type": "response.output_item.done", "output_index": item.index, "item": item.value()})

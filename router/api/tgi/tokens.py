@@ -15,6 +15,7 @@ from router.api.encoder import Span
 from router.api.reply import json_reply
 from router.api.schema import ChatRequest
 from router.api.tgi.schema import InputsTokenizeRequest
+from router.api.tools.legacy import with_tools
 
 
 class TgiTokenRoutes:
@@ -29,7 +30,7 @@ class TgiTokenRoutes:
     async def chat_tokenize(self, request: Request) -> Response:
         context = self._context
         body = await read_body(request.receive, context.config)
-        wanted = context.decoder.decode(body, ChatRequest)
+        wanted, _ = with_tools(context.decoder.decode(body, ChatRequest))
         model = context.check_model(wanted.model)
         rendered = render_request(context, wanted, tools=tools_of(context, wanted, model=model).tools)
         spans = await context.text.encoder.encode_rendered_spans(rendered)

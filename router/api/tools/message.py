@@ -24,12 +24,16 @@ class CallDelta:
     def as_value(self) -> dict[str, Any]:
         if self.id is None:
             return {"index": self.index, "function": {"arguments": self.arguments}}
-        return {
-            "index": self.index,
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
+        return {"index": self.index, **self.as_call()}
+
+    def as_call(self) -> dict[str, Any]:
+        """Of a whole answer."""
+        return {"id": self.id, "type": "function", "function": self.as_function()}
+
+    def as_function(self) -> dict[str, Any]:
+        if self.id is None:
+            return {"arguments": self.arguments}
+        return {"name": self.name, "arguments": self.arguments}
 
 
 @dataclass(slots=True)
@@ -38,14 +42,17 @@ class MessageDelta:
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
-    def as_values(self) -> list[dict[str, Any]]:
+    def as_values(self, *, legacy: bool) -> list[dict[str, Any]]:
         """OpenAI's `delta` objects, one kind of part in each."""
         values: list[dict[str, Any]] = []
         if self.reasoning:
             values.append({"reasoning_content": self.reasoning})
         if self.content:
             values.append({"content": self.content})
-        values += [{"tool_calls": [call.as_value()]} for call in self.calls]
+        if legacy:
+            values += [{"function_call": call.as_function()} for call in self.calls]
+        else:
+            values += [{"tool_calls": [call.as_value()]} for call in self.calls]
         return values
 
 
@@ -63,6 +70,8 @@ class MessageRules:
     """Further calls are dropped (`parallel_tool_calls` false)."""
     tells_calls: bool = True
     """A message with calls ends with `tool_calls`; not when the one function was named by the request."""
+    legacy: bool = False
+    """Answer with `function_call`, as a request with `functions` expects."""
 
 
 class MessageReader:
@@ -141,8 +150,8 @@ def read_message(rules: MessageRules, text: str) -> tuple[dict[str, Any], int]:
         value["reasoning_content"] = delta.reasoning
     if delta.calls:
         value["content"] = delta.content or None
-        value["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in delta.calls
-        ]
+        if rules.legacy:
+            value["function_call"] = delta.calls[0].as_function()
+        else:
+            value["tool_calls"] = [call.as_call() for call in delta.calls]
     return value, len(delta.calls)

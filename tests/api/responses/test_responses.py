@@ -138,10 +138,34 @@ async def test_thoughts(make_api: MakeApi) -> None:
     body = (await _respond(api)).json()
     assert [item["type"] for item in body["output"]] == ["reasoning", "message"]
     assert body["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
-    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": len(ids("hm"))}
+    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": len(byte_ids("<think>hm</think>"))}
     events = _events((await _respond(api, stream=True)).text)
     thoughts = [e["delta"] for e in events if e["type"] == "response.reasoning_text.delta"]
     assert "".join(thoughts) == "hm"
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_top"),
+    [({"top_logprobs": 2}, 2), ({"include": ["message.output_text.logprobs"]}, 0)],
+)
+async def test_logprobs(make_api: MakeApi, fields: dict[str, Any], n_top: int) -> None:
+    """Of the words alone, whatever came before them."""
+    api = make_api(Script(byte_ids("<think>hm</think>Köln")), template=THINKING)
+    body = (await _respond(api, **fields)).json()
+    told = body["output"][1]["content"][0]["logprobs"]
+    assert bytes(byte for item in told for byte in item["bytes"]).decode() == "Köln"
+    assert [len(item["top_logprobs"]) for item in told] == [n_top] * 5
+    events = _events((await _respond(api, stream=True, **fields)).text)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [item for event in deltas for item in event["logprobs"]] == told
+    assert next(e for e in events if e["type"] == "response.output_text.done")["logprobs"] == told
+
+
+async def test_logprobs_beside_calls(make_api: MakeApi) -> None:
+    api = make_api(Script(byte_ids(TWO)), template=HERMES)
+    body = (await _respond(api, tools=[WEATHER], top_logprobs=1, max_output_tokens=400)).json()
+    told = body["output"][0]["content"][0]["logprobs"]
+    assert "".join(item["token"] for item in told) == "Looking."
 
 
 async def test_json_schema(make_api: MakeApi) -> None:
@@ -165,7 +189,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"conversation": "c"}, "conversation"),
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
-    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"top_logprobs": 99}, "top_logprobs"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"temperature": 9}, "temperature"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
