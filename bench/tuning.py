@@ -3,6 +3,7 @@ takes `--step-ms` + `--row-us` per row + `--token-us` per prompt token. The rout
 device's cost is given, so that a parameter's effect is seen and not the host's.
 
     python -m bench.tuning
+    python -m bench.tuning --page docs/operations.md    put the tables into the page too
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +28,9 @@ from bench.server import ServerCommand, ServerError, running
 RESULTS = Path(__file__).parent / "results"
 MODEL = "smollm2"
 VOCAB = 32000
+_LARGE_EVERY = 8
+_BEGIN, _END = "<!-- python -m bench.tuning -->", "<!-- end -->"
+"""Between these lines of a page are the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class Setting:
     shape: PromptShape
     n_output: int
     concurrency: int
+    large: PromptShape | None = None
+    """Of every eighth request instead of `shape`."""
 
     @property
     def name(self) -> str:
@@ -44,6 +51,7 @@ class Setting:
 
 _CHAT = PromptShape(n_own=256)
 _LONG = PromptShape(n_own=4096)
+_LARGE = PromptShape(n_own=3072)
 _SHARED = PromptShape(n_prefix=1536, n_own=128)
 
 GROUPS: dict[str, tuple[Setting, ...]] = {
@@ -55,8 +63,16 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             ("--max-batch-size=32",),
             ("--window=1",),
             ("--waiting-served-ratio=0.5", "--max-waiting-tokens=20"),
+            ("--waiting-served-ratio=0.5", "--max-waiting-tokens=100"),
+            ("--mixed-step-tokens=256",),
+            ("--mixed-step-tokens=4096",),
+            ("--decode-pause-ratio=0",),
             ("--max-batch-total-tokens=8192",),
         )
+    ),
+    "64 at once, 256 + 128 tokens, every eighth prompt 3,072, a KV budget of 8,192": tuple(
+        Setting(("--max-batch-total-tokens=8192", *flags), _CHAT, 128, 64, large=_LARGE)
+        for flags in ((), ("--max-queue-passes=0",), ("--max-total-tokens=3264",))
     ),
     "16 long prompts at once, 4,096 + 64 tokens": tuple(
         Setting(flags, _LONG, 64, 16)
@@ -81,6 +97,10 @@ def measure(setting: Setting, *, cost: tuple[str, ...], n_rounds: int, log: Path
     )  # fmt: skip
     n_requests = setting.concurrency * n_rounds
     prompts = random_token_lists(VOCAB, setting.shape, n=n_requests, seed=7)
+    if setting.large is not None:
+        prompts[::_LARGE_EVERY] = random_token_lists(
+            VOCAB, setting.large, n=len(prompts[::_LARGE_EVERY]), seed=8
+        )
     with running(ServerCommand((*argv, *cost, *setting.flags)), log=log) as server:
         target = Target(url=server.url, model=MODEL, transport=TransportKind.LEAN)
         load = Load(n_requests=n_requests, n_output=setting.n_output, concurrency=setting.concurrency)
@@ -106,12 +126,22 @@ def table(rows: list[tuple[str, Summary]]) -> str:
     return markdown_table(head, body)
 
 
+def into_page(page: str, tables: str) -> str:
+    """`page` with the tables in the place of those it had. Raises ValueError when it marks no place."""
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"the page has no lines {_BEGIN} and {_END}")
+    return f"{before}{_BEGIN}\n{tables}\n{_END}{after}"
+
+
 def main(
     step_ms: Annotated[float, typer.Option(help="Cost of a step")] = 8.0,
     row_us: Annotated[float, typer.Option(help="Cost of a row of a step")] = 30.0,
     token_us: Annotated[float, typer.Option(help="Cost of a prompt token")] = 40.0,
     rounds: Annotated[int, typer.Option(help="Requests per client", min=1)] = 4,
     out: Annotated[Path | None, typer.Option(help="Folder for the result files")] = RESULTS,
+    page: Annotated[Path | None, typer.Option(help="Page whose tables are replaced")] = None,
 ) -> None:
     """Measure the effect of each batching parameter."""
     cost = (
@@ -128,7 +158,7 @@ def main(
                     log = Path(folder) / f"{len(parts)}-{i}.log"
                     rows.append((setting.name, measure(setting, cost=cost, n_rounds=rounds, log=log)))
                     print(f"{title}: {setting.name} done", file=sys.stderr, flush=True)
-                parts.append(f"{title}:\n\n{table(rows)}")
+                parts.append(f"**{title}**\n\n{table(rows)}")
                 document["groups"][title] = {name: summary.as_dict() for name, summary in rows}
     except (ServerError, ValueError) as error:
         typer.echo(f"bench.tuning: {error}", err=True)
@@ -141,6 +171,10 @@ def main(
     typer.echo(text)
     if out is not None:
         write_report(out, "tuning", document, text)
+    if page is not None:
+        measured = f"Measured {datetime.now(tz=UTC):%Y-%m-%d} on: {host_line(host)}"
+        tables = "\n\n".join([measured, *parts])
+        page.write_text(into_page(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 if __name__ == "__main__":
