@@ -195,7 +195,7 @@ def make_runner(
                 for size in shape.graph_sizes
             },
             pieces={
-                n: [Replay(body) for body in core._pieces(n)]  # type: ignore[misc]
+                n: [Replay(body) for body in core.mixed.pieces(n)]  # type: ignore[misc]
                 for n in core.token_sizes
             },
             attends={
@@ -203,6 +203,10 @@ def make_runner(
                     Replay(partial(core.decoder.decode_attention, layer, n_rows=size, head=core.head))  # type: ignore[misc]
                     for layer in range(spec.n_layers)
                 ]
+                for size in shape.graph_sizes
+            },
+            tails={
+                size: Replay(partial(core.mixed.tail, size))  # type: ignore[misc]
                 for size in shape.graph_sizes
             },
             seconds=0.0,

@@ -30,6 +30,8 @@ class Buffers:
     inner: torch.Tensor
     sampled_hidden: torch.Tensor
     """[max rows, hidden]"""
+    sampled_attention: torch.Tensor
+    """[max rows, n_heads * head_dim]"""
     logits: torch.Tensor
     """float32 [max rows, vocab]"""
     work: torch.Tensor
@@ -84,6 +86,7 @@ def make_buffers(
         gate_up=empty(max_tokens, 2 * spec.intermediate_size),
         inner=empty(max_tokens, spec.intermediate_size),
         sampled_hidden=empty(max_rows, spec.hidden_size),
+        sampled_attention=empty(max_rows, q_width),
         logits=empty(max_rows, spec.vocab_size, of=torch.float32),
         work=empty(max_rows, spec.vocab_size, of=torch.float32),
         seen=torch.zeros((max_rows, spec.vocab_size), dtype=torch.int32, device=device),

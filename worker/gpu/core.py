@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from worker.gpu.device import Gpu
 from worker.gpu.graph_sizes import pick_size
 from worker.gpu.graphs import GraphSet, capture
 from worker.gpu.inputs import StepInputs
+from worker.gpu.mixed import MixedPass
 from worker.gpu.sampler import GpuSampler, Needs
 from worker.gpu.sharing import Sharing, SharingCache
 from worker.gpu.step_plan import StepPlan, pack
@@ -124,6 +124,9 @@ class GpuCore:
             fa3=gpu.capability[0] == 9,
             max_context=shape.max_context,
         )
+        self.mixed = MixedPass(
+            self.decoder, prefill=self.prefill, head=self.head, graph_sizes=shape.graph_sizes
+        )
         self.sampler = GpuSampler(
             buffers=buffers,
             head=self.head,
@@ -154,7 +157,8 @@ class GpuCore:
             forward=self._decode_forward,
             sample=lambda size: self.sampler.launch(n_rows=size, filtered=False),
             token_sizes=token_sizes,
-            pieces=self._pieces,
+            pieces=self.mixed.pieces,
+            tail=self.mixed.tail,
             attend=lambda layer, size: self.decoder.decode_attention(layer, n_rows=size, head=self.head),
             n_layers=self.spec.n_layers,
             stream=self.stream,
@@ -223,7 +227,13 @@ class GpuCore:
         else:
             self.inputs.stage_chunks(plan, n_total=n_total)
             self._plan_prefill(plan)
-            self._mixed_forward(plan, n_total=n_total, pieces=allow_graph, n_sampled=len(rows))
+            self.mixed.run(
+                plan,
+                n_total=n_total,
+                graphs=self.graphs if allow_graph else None,
+                n_sampled=len(rows),
+                whole=after_forward is not None,
+            )
         if after_forward is not None:
             after_forward(plan)
         masks = find_masks() if find_masks is not None else None
@@ -286,7 +296,7 @@ class GpuCore:
 
     def _decode_forward(self, size: int) -> None:
         self.inputs.decode_inputs(size)
-        self.decoder.forward(n_tokens=size, n_decode=size, head=self.head)
+        self.decoder.forward(n_rows=size, head=self.head)
         self.decoder.logits(n_rows=size, index=None)
 
     def _plan_prefill(self, plan: StepPlan) -> None:
@@ -295,47 +305,6 @@ class GpuCore:
             self.prefill.plan_gathered(chunks, self.inputs.chunk_tables(plan))
         else:
             self.prefill.plan(chunks, self.inputs.chunk_pages(plan))
-
-    def _mixed_forward(self, plan: StepPlan, *, n_total: int, pieces: bool, n_sampled: int) -> None:
-        """`n_total`: tokens with padding."""
-        decoder = self.decoder
-        graphs = self.graphs.pieces.get(n_total) if pieces and self.graphs is not None else None
-        if graphs is None:
-            decoder.forward(
-                n_tokens=plan.n_tokens, n_decode=plan.n_decode, head=self.head, prefill=self.prefill
-            )
-        else:
-            assert self.graphs is not None
-            size = pick_size(self.shape.graph_sizes, plan.n_decode) if plan.n_decode else None
-            attends = self.graphs.attends[size] if size is not None else None
-            for index, graph in enumerate(graphs[:-1]):
-                graph.replay()
-                # Padding rows of decode attention write nothing, so chunks may follow the live rows at once.
-                if attends is not None:
-                    attends[index].replay()
-                decoder.prefill_attention(
-                    index, first=plan.n_decode, n_chunk=plan.n_chunk_tokens, prefill=self.prefill
-                )
-            graphs[-1].replay()
-        if n_sampled:
-            decoder.logits(n_rows=n_sampled, index=self.head.sample_index)
-
-    def _pieces(self, n_tokens: int) -> list[Callable[[], None]]:
-        """What lies between the attentions of a mixed step of `n_tokens` tokens."""
-        decoder, n_layers = self.decoder, self.spec.n_layers
-
-        def first() -> None:
-            decoder.embed(n_tokens)
-            decoder.before_attention(0, n_tokens=n_tokens, first_chunk=0)
-
-        def between(index: int) -> None:
-            decoder.after_attention(index - 1, n_tokens=n_tokens)
-            decoder.before_attention(index, n_tokens=n_tokens, first_chunk=0)
-
-        def last() -> None:
-            decoder.after_attention(n_layers - 1, n_tokens=n_tokens)
-
-        return [first, *(partial(between, index) for index in range(1, n_layers)), last]
 
     def _sample(
         self,

@@ -62,16 +62,13 @@ class GpuDecoder:
 
     # ---- the pass ----
 
-    def forward(
-        self, *, n_tokens: int, n_decode: int, head: HeadTensors, prefill: FlashInferPrefill | None = None
-    ) -> None:
-        """From `buffers.ids` to `buffers.hidden`. The first `n_decode` tokens are decode rows (padding
-        included), the rest chunks, whose attention `prefill` has planned."""
-        self.embed(n_tokens)
+    def forward(self, *, n_rows: int, head: HeadTensors) -> None:
+        """Of decode rows alone, padding included, from `buffers.ids` to `buffers.hidden`."""
+        self.embed(n_rows)
         for index in range(self.spec.n_layers):
-            self.before_attention(index, n_tokens=n_tokens, first_chunk=n_decode)
-            self.attend(index, n_decode=n_decode, n_chunk=n_tokens - n_decode, head=head, prefill=prefill)
-            self.after_attention(index, n_tokens=n_tokens)
+            self.before_attention(index, n_tokens=n_rows, first_chunk=n_rows)
+            self.decode_attention(index, n_rows=n_rows, head=head)
+            self.after_attention(index, n_tokens=n_rows)
 
     def before_attention(self, index: int, *, n_tokens: int, first_chunk: int) -> None:
         """Norm and qkv of all tokens; rope and append of those from `first_chunk` on (decode attention does
@@ -80,16 +77,6 @@ class GpuDecoder:
         self._products.normed(Role.QKV, b.hidden[:n_tokens], layer.input_norm, layer.qkv, b.qkv[:n_tokens])
         if n_tokens > first_chunk:
             self._rope_append(index, layer, start=first_chunk, end=n_tokens)
-
-    def attend(
-        self, index: int, *, n_decode: int, n_chunk: int, head: HeadTensors, prefill: FlashInferPrefill | None
-    ) -> None:
-        """Tokens from 0 are decode rows, then come chunk tokens."""
-        if n_decode:
-            self.decode_attention(index, n_rows=n_decode, head=head)
-        if n_chunk:
-            assert prefill is not None
-            self.prefill_attention(index, first=n_decode, n_chunk=n_chunk, prefill=prefill)
 
     def prefill_attention(self, index: int, *, first: int, n_chunk: int, prefill: FlashInferPrefill) -> None:
         """Of the chunks' tokens, `n_chunk` from `first` on."""
@@ -104,9 +91,18 @@ class GpuDecoder:
         )
 
     def after_attention(self, index: int, *, n_tokens: int) -> None:
-        b, layer = self.buffers, self.weights.layers[index]
-        self._products.residual(Role.O, b.attention[:n_tokens], layer.o, layer.o_bias, b.hidden[:n_tokens])
-        self._mlp(layer, n_tokens=n_tokens)
+        b = self.buffers
+        self._finish_layer(self.weights.layers[index], b.attention[:n_tokens], b.hidden[:n_tokens])
+
+    def finish_rows(self, *, n_rows: int, index: torch.Tensor) -> None:
+        """The last layer behind its attention, of the tokens index[:n_rows] alone; their hidden states are
+        the first of `buffers.hidden` then."""
+        b = self.buffers
+        hidden, attention = b.sampled_hidden[:n_rows], b.sampled_attention[:n_rows]
+        self._take_rows(b.hidden, index, hidden)
+        self._take_rows(b.attention, index, attention)
+        self._finish_layer(self.weights.layers[-1], attention, hidden)
+        b.hidden[:n_rows].copy_(hidden)
 
     def logits(self, *, n_rows: int, index: torch.Tensor | None) -> None:
         """From `buffers.hidden` to `buffers.logits[:n_rows]`. index: int32, the token of each row; None:
@@ -132,13 +128,18 @@ class GpuDecoder:
 
     # ---- parts ----
 
-    def _mlp(self, layer: LayerWeights, *, n_tokens: int) -> None:
+    def _finish_layer(self, layer: LayerWeights, attention: torch.Tensor, hidden: torch.Tensor) -> None:
+        self._products.residual(Role.O, attention, layer.o, layer.o_bias, hidden)
+        self._mlp(layer, hidden)
+
+    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> None:
         b = self.buffers
-        hidden, inner = b.hidden[:n_tokens], b.inner[:n_tokens]
+        n_tokens = hidden.shape[0]
+        inner = b.inner[:n_tokens]
         n = self.spec.intermediate_size
         choice = self._products.choose(Role.GATE_UP, n=n, k=self.spec.hidden_size, m=n_tokens)
         if choice.kernel is Kernel.CUBLAS:
-            self._products.norm(b.hidden, layer.post_norm, b.normed, n_rows=n_tokens)
+            self._products.norm(hidden, layer.post_norm, b.normed, n_rows=n_tokens)
             gate_up = b.gate_up[:n_tokens]
             torch.mm(b.normed[:n_tokens], layer.gate_up.t(), out=gate_up)
             self._products.silu_mul(gate_up, layer.gate_up_bias, inner)
@@ -153,7 +154,7 @@ class GpuDecoder:
                 gated=True,
             )
         else:
-            self._products.norm(b.hidden, layer.post_norm, b.normed, n_rows=n_tokens)
+            self._products.norm(hidden, layer.post_norm, b.normed, n_rows=n_tokens)
             self._products.run(
                 b.normed[:n_tokens], layer.gate_up, inner, choice=choice, bias=layer.gate_up_bias, gated=True
             )
@@ -171,6 +172,12 @@ class GpuDecoder:
         embed_kernel[(n_tokens, -(-hidden // 1024))](
             b.ids, self.weights.embed, b.hidden, hidden, self.weights.embed.shape[0], BLOCK=1024, PDL=False
         )
+
+    def _take_rows(self, x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+        from worker.gpu.kernels.rows import take_rows_kernel
+
+        n_rows, width = out.shape
+        take_rows_kernel[(n_rows, -(-width // 1024))](x, index, out, width, BLOCK=1024)
 
     def _rope_append(self, index: int, layer: LayerWeights, *, start: int, end: int) -> None:
         from worker.gpu.kernels.rope import rope_append_kernel

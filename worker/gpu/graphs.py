@@ -4,7 +4,8 @@ Both are replayed one after the other; a step whose rows need more than the lean
 only. Graphs read the step from the staging head at fixed addresses, so replaying is all that a step does.
 
 A mixed step is captured in pieces: per number of tokens everything between one layer's attention and the
-next, and per number of decode rows each layer's decode attention. Prefill attention, whose launch depends
+next, per number of decode rows each layer's decode attention, and per number of sampled rows what lies behind
+the last. Prefill attention, whose launch depends
 on the step's plan, is launched between them.
 """
 
@@ -33,9 +34,11 @@ class GraphSet:
 
     graphs: dict[int, DecodeGraph]
     pieces: dict[int, list[torch.cuda.CUDAGraph]]
-    """By number of tokens: `n_layers + 1` pieces."""
+    """By number of tokens: what lies in front of each layer's attention."""
     attends: dict[int, list[torch.cuda.CUDAGraph]]
     """By number of decode rows: each layer's decode attention."""
+    tails: dict[int, torch.cuda.CUDAGraph]
+    """By number of sampled rows: what lies behind the last attention."""
     seconds: float
 
 
@@ -47,6 +50,7 @@ def capture(
     token_sizes: tuple[int, ...],
     pieces: Callable[[int], list[Callable[[], None]]],
     attend: Callable[[int, int], None],
+    tail: Callable[[int], None],
     n_layers: int,
     stream: torch.cuda.Stream,
 ) -> GraphSet:
@@ -57,11 +61,12 @@ def capture(
     graphs: dict[int, DecodeGraph] = {}
     piece_graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
     attends: dict[int, list[torch.cuda.CUDAGraph]] = {}
+    tails: dict[int, torch.cuda.CUDAGraph] = {}
     with no_garbage_collection(), torch.inference_mode(), torch.cuda.stream(stream):
         for n_tokens in sorted(token_sizes, reverse=True):
             bodies = pieces(n_tokens)
-            # All layers are alike: the first two pieces and the last load every kernel.
-            for body in (*bodies[:2], bodies[-1]):
+            # All layers are alike: the first two pieces load every kernel.
+            for body in bodies[:2]:
                 body()
             stream.synchronize()
             piece_graphs[n_tokens] = [capture_one(body, pool) for body in bodies]
@@ -73,9 +78,12 @@ def capture(
                 capture_one(partial(forward, size), pool), capture_one(partial(sample, size), pool)
             )
             if token_sizes:
+                tail(size)
+                stream.synchronize()
+                tails[size] = capture_one(partial(tail, size), pool)
                 attends[size] = [capture_one(partial(attend, layer, size), pool) for layer in range(n_layers)]
     stream.synchronize()
-    return GraphSet(graphs, piece_graphs, attends, time.perf_counter() - started)
+    return GraphSet(graphs, piece_graphs, attends, tails, time.perf_counter() - started)
 
 
 @contextmanager

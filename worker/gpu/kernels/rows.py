@@ -80,3 +80,13 @@ def mixed_inputs_kernel(
     tl.store(ids_ptr + i, token, mask=mask)
     tl.store(position_ptr + i, tl.where(is_decode, tl.maximum(length - 1, 0), position), mask=mask)
     tl.store(token_row_ptr + i, chunk_row, mask=mask)
+
+
+@triton.jit
+def take_rows_kernel(x_ptr, index_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    """out[i] = x[index[i]], rows of `width`. Grid: (rows, column tiles)."""
+    i = tl.program_id(0)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = c < width
+    source = tl.load(index_ptr + i).to(tl.int64)
+    tl.store(out_ptr + i.to(tl.int64) * width + c, tl.load(x_ptr + source * width + c, mask=mask), mask=mask)
