@@ -82,7 +82,7 @@ class RouterConfig(ApiConfig):
         env=("MAX_BATCH_SIZE",),
     )
     mixed_step_tokens: int = flag(
-        832,
+        800,
         help="Room of a step that computes prompts beside running answers, in prompt tokens; each answer "
         "takes six of it, and at least a quarter is left to the prompts. It grows when more waits than is "
         "served within --max-waiting-tokens steps.",
@@ -90,9 +90,10 @@ class RouterConfig(ApiConfig):
         effect="More: first tokens come sooner; the running answers wait longer between two tokens.",
     )
     decode_pause_ratio: float = flag(
-        0.3,
-        help="Running answers pause, two steps of three, while waiting requests are at least this share of "
-        "them and too many to be served within --max-waiting-tokens steps. 0: never.",
+        0.12,
+        help="Running answers pause, up to eight steps in a row, while waiting requests with short prompts "
+        "are at least this share of them and too many to be served within --max-waiting-tokens steps. "
+        "0: never.",
         effect="Less: bursts get their first tokens sooner and all together; answers stand still meanwhile.",
     )
     waiting_served_ratio: float = flag(

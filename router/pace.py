@@ -9,9 +9,10 @@ computed keep their clients waiting for the first one. So the pace follows what 
   together fall out of step, so that their followers don't come together again.
 * More waits than such steps get to within `max_waiting_tokens`: they grow until they do. A long prompt
   counts as one chunk there: it is one client, and may not slow down everybody by its length.
-* And when the waiting are many beside the running (`decode_pause_ratio`), answers pause and prompts are
-  computed alone, in the largest steps. Every third step is theirs, so that no gap holds more than two
-  prompt steps, however long the queue.
+* And when those that wait are many beside the running (`decode_pause_ratio`) and their prompts short, answers
+  pause and prompts are computed alone, in the largest steps: a burst is one long gap for the answers instead
+  of many middling ones, and its clients wait as briefly as they can. After `MAX_HELD` such steps the answers
+  have one for themselves, however long the queue. Prompts of many chunks never cause a pause.
 
 All of it is counted in tokens and requests: nothing depends on the clock or on the device.
 """
@@ -32,7 +33,7 @@ ROW_TOKENS = 6
 and attention over some thousand positions."""
 LEAST_SHARE = 4
 """However many rows decode, a quarter of a mixed step's room stays with the prompts."""
-MAX_HELD = 2
+MAX_HELD = 8
 """Steps in a row that decode rows may sit out."""
 MAX_SAMPLED = 8
 """Waiting requests whose cached prefix is looked up to estimate the work of all."""
@@ -60,12 +61,13 @@ def pace_of(rs: ReplicaState, queue: RequestQueue, *, limits: PolicyLimits, n_re
     in_time = chunk * max(1, limits.max_waiting_tokens)
     if n_waiting * room <= in_time:
         return Pace(chunk)
-    demand = _demand(rs, waiting, room=room, caching=limits.prefix_caching)
+    demand, n_short = _work(rs, waiting, room=room, caching=limits.prefix_caching)
     if demand <= in_time:
         return Pace(chunk)
-    if limits.decode_pause_ratio and n_waiting >= limits.decode_pause_ratio * n_decode:
+    if limits.decode_pause_ratio and n_short >= limits.decode_pause_ratio * n_decode:
         return Pace(most, hold_decode=True) if rs.n_held < MAX_HELD else Pace(0)
-    return Pace(min(most, demand // max(1, limits.max_waiting_tokens)))
+    # Twice its part, because every step takes its part anew of what is left.
+    return Pace(min(most, 2 * demand // max(1, limits.max_waiting_tokens)))
 
 
 def _waiting(rs: ReplicaState, queue: RequestQueue, *, n_replicas: int) -> list[Request]:
@@ -84,15 +86,17 @@ def _waiting(rs: ReplicaState, queue: RequestQueue, *, n_replicas: int) -> list[
     return found
 
 
-def _demand(rs: ReplicaState, waiting: list[Request], *, room: int, caching: bool) -> int:
-    """Tokens of the next chunk, at most `room`, of every prompt that waits or is being computed."""
+def _work(rs: ReplicaState, waiting: list[Request], *, room: int, caching: bool) -> tuple[int, int]:
+    """Tokens of the next chunk, at most `room`, of every prompt that waits or is being computed; and how many
+    of these prompts end with it."""
     left = (rs.target[rs.prefill] - rs.n_scheduled[rs.prefill]).astype(np.int64)
-    total = int(np.minimum(left, room).sum())
+    demand, n_short = int(np.minimum(left, room).sum()), int(np.count_nonzero(left <= room))
     sample = waiting[:: -(-len(waiting) // MAX_SAMPLED)] if waiting else []
     if sample:
-        n_new = 0
-        for request in sample:
-            n_cached = rs.allocator.match(request.tokens, salt=request.salt) if caching else 0
-            n_new += min(room, len(request.tokens) - n_cached)
-        total += n_new * len(waiting) // len(sample)
-    return total
+        sizes = [
+            len(request.tokens) - (rs.allocator.match(request.tokens, salt=request.salt) if caching else 0)
+            for request in sample
+        ]
+        demand += sum(min(room, size) for size in sizes) * len(waiting) // len(sizes)
+        n_short += sum(size <= room for size in sizes) * len(waiting) // len(sizes)
+    return demand, n_short

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from proto.codec import pack_i32, unpack_i32
+from proto.version import PROTOCOL_VERSION
 from proto.worker_pb2 import Admit, Open, Sampling, Step, StepResult
 from worker.fake import expected_tokens
 from worker.rows import RowTable
@@ -80,7 +81,9 @@ def step(
     )
 
 
-def opening(router_id: str = "router-a", *, generation: int = 1, window: int = 2, version: int = 1) -> Step:
+def opening(
+    router_id: str = "router-a", *, generation: int = 1, window: int = 2, version: int = PROTOCOL_VERSION
+) -> Step:
     return Step(
         open=Open(router_id=router_id, generation=generation, protocol_version=version, window=window)
     )

@@ -12,6 +12,7 @@ import pytest
 
 from proto.codec import pack_i32, unpack_i32
 from proto.status import RUN_END_KEY
+from proto.version import PROTOCOL_VERSION
 from proto.worker_pb2 import (
     DescribeRequest,
     Grammar,
@@ -78,7 +79,7 @@ def first() -> Step:
 async def test_describe_tells_the_capacity() -> None:
     async with served(StubRunner(graph_sizes=(1, 2), features=("grammar",))) as (server, stub):
         told = await stub.Describe(DescribeRequest())
-    assert (told.protocol_version, told.worker_id, told.max_window) == (1, server.worker_id, 4)
+    assert (told.protocol_version, told.worker_id, told.max_window) == (PROTOCOL_VERSION, server.worker_id, 4)
     assert (told.block_size, told.n_blocks, told.max_rows, told.max_context) == (4, 64, 8, 48)
     assert (list(told.graph_sizes), list(told.features), list(told.eos_token_ids)) == (
         [1, 2],
