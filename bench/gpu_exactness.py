@@ -218,13 +218,17 @@ class Check:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     host, started = describe_host(), time.perf_counter()
-    check = Check(args.model)
-    check.main_runner()
-    check.other_runner("block 1, graphs on", block_size=1)
-    check.other_runner("block 16, graphs off", cuda_graphs="off")
-    for kv_dtype in filter(None, args.fp8.split(",")):
-        check.measure_fp8(kv_dtype)
-    filled = "" if args.no_budget else fill_budget(args.model, check.checkpoint)
+    check, filled, whole = Check(args.model), "", False
+    try:
+        check.main_runner()
+        check.other_runner("block 1, graphs on", block_size=1)
+        check.other_runner("block 16, graphs off", cuda_graphs="off")
+        filled = "" if args.no_budget else fill_budget(args.model, check.checkpoint)
+        for kv_dtype in filter(None, args.fp8.split(",")):
+            check.measure_fp8(kv_dtype)
+        whole = True
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
     total = check.all()
     good = not total.wrong and total.share < MAX_SHARE
     body = [
@@ -246,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, (worst, rms) in check.fp8.items()
         ),
         filled,
+        "" if whole else "Interrupted: not all comparisons were made.",
         "Every difference is a near tie, and they are below 1 %." if good else "WRONG: see above.",
     ]
     text = "\n\n".join(part for part in parts if part)
