@@ -24,6 +24,11 @@ and a burst of new grammars waits in line."""
 _REFUSED = "the grammar can't be used"
 
 
+def can_constrain(link: ReplicaLink) -> bool:
+    """Whether the worker is live and knows of grammars."""
+    return link.state is LinkState.LIVE and link.capacity is not None and "grammar" in link.capacity.features
+
+
 class GrammarBook:
     """What is ready stands in each replica's state and goes with it."""
 
@@ -41,9 +46,13 @@ class GrammarBook:
     async def ensure(
         self, core: SchedulerCore, links: Iterable[ReplicaLink], grammar: Grammar, *, param: str
     ) -> None:
-        """Returns as soon as one live replica has it; the others compile it too. Without a live replica it
-        returns at once: the next one will be asked. Raises RouterError when it can't be used."""
-        live = [link for link in links if link.state is LinkState.LIVE]
+        """Returns as soon as one live replica has it; the others compile it too, as far as they can constrain
+        text at all. Without a live replica it returns at once: the next one will be asked. Raises RouterError
+        when it can't be used."""
+        links = list(links)
+        live = [link for link in links if can_constrain(link)]
+        if not live and any(link.state is LinkState.LIVE for link in links):
+            raise UnavailableError("no worker that can constrain text to a grammar is there at the moment")
         waiting = self.spread(core, live, grammar)
         if len(waiting) < len(live):
             return
@@ -63,12 +72,12 @@ class GrammarBook:
     def spread(
         self, core: SchedulerCore, links: Iterable[ReplicaLink], grammar: Grammar
     ) -> list[asyncio.Future[PrepareResponse]]:
-        """Asks each live replica that does not have it; their answers."""
+        """Asks each live replica that can and does not have it; their answers."""
         key = grammar_key(grammar)
         return [
             self._ask(core, link, grammar, key)
             for link in links
-            if link.state is LinkState.LIVE
+            if can_constrain(link)
             and (rs := core.replicas.get(link.replica_id)) is not None
             and key not in rs.grammars
         ]

@@ -171,6 +171,15 @@ def check_replica(limits: Limits | None, config: RouterConfig, capacity: Capacit
             f"worker {capacity.worker_id} has a vocabulary of {capacity.vocab_size}, the others of "
             f"{limits.vocab_size}"
         )
+    if capacity.max_logprobs < limits.max_logprobs:
+        raise ReplicaMismatchError(
+            f"worker {capacity.worker_id} gives {capacity.max_logprobs} logprobs per token, but "
+            f"{limits.max_logprobs} were promised"
+        )
+    if "prompt_logprobs" in limits.features and "prompt_logprobs" not in capacity.features:
+        raise ReplicaMismatchError(
+            f"worker {capacity.worker_id} gives no logprobs of prompts, but the others do"
+        )
     pool_tokens = usable_blocks(config, capacity) * capacity.block_size
     longest = min(pool_tokens, capacity.max_context)
     if longest < limits.max_total_tokens:

@@ -13,6 +13,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -308,6 +309,7 @@ class Scheduler:
         worker_id, suspects = self._suspects.pop(link.replica_id, ("", []))
         if worker_id == capacity.worker_id:
             self.core.exonerate(suspects)  # the network failed, not the worker
+        self._learn_features(capacity)
         shape = shape_of(self.limits, self.config, capacity)
         rs = self.core.replica_up(link.replica_id, shape=shape, generation=generation, probing=probing)
         rs.closing = capacity.worker_id in self._closing
@@ -384,6 +386,15 @@ class Scheduler:
         self.model = model_info(self.config, limits)
         if self._on_limits is not None:
             self._on_limits(arithmetic(limits, self.config, capacity))
+
+    def _learn_features(self, capacity: Capacity) -> None:
+        """What one worker can do is offered; requests that need it go where it is."""
+        assert self.limits is not None
+        further = sorted(set(capacity.features) - set(self.limits.features))
+        if further and self.core is not None:
+            self.limits = replace(self.limits, features=(*self.limits.features, *further))
+            self.core.limits = self.limits
+            self.model = model_info(self.config, self.limits)
 
     def _allocator(self, shape: ReplicaShape) -> Allocator:
         return make_allocator(

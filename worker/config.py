@@ -154,6 +154,7 @@ class WorkerConfig:
     fake_n_blocks: int = flag(
         4096, help="Fake worker: blocks of its KV cache, the reserved one included.", unit="blocks"
     )
+    fake_grammar: bool = flag(True, help="Fake worker: whether it can constrain answers to a grammar.")
     fake_eos_rate: float = flag(0.0, help="Fake worker: probability that a sampled token ends the answer.")
     fake_strict: bool = flag(
         False, help="Fake worker: end the stream when a row reads a wrong or uncomputed KV block."

@@ -85,7 +85,7 @@ def make_fake_runner(
         max_batch_total_tokens=(n_blocks - 1) * block_size,
         memory_arithmetic=arithmetic,
         max_logprobs=N_TOP,
-        features=("prompt_logprobs", "grammar"),
+        features=("prompt_logprobs", "grammar") if config.fake_grammar else ("prompt_logprobs",),
     )
     if timing is None:
         timing = FakeTiming(

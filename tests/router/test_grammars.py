@@ -189,3 +189,40 @@ async def test_a_worker_that_comes_back_and_refuses_fails_those_that_wait(
         plain = await ask(client, text(10, seed=3), n_new=20)
         await plain.end()
         plain.assert_right(worker)
+
+
+@pytest.mark.parametrize("able_first", [False, True])
+async def test_only_workers_that_know_grammars_are_given_them(able_first: bool) -> None:
+    """Whichever comes first: plain requests go to both."""
+    async with (
+        fake_worker(fake_grammar=able_first) as one,
+        fake_worker(fake_grammar=not able_first) as two,
+        scheduler(one.address, two.address) as s,
+    ):
+        client = LocalClient(s)
+        await until(lambda: client.state.n_replicas_live == 2, "both live")
+        assert client.state.model is not None
+        assert "grammar" in client.state.model.features
+        able, other = (one, two) if able_first else (two, one)
+        answers = await ask_all(client, [text(10, seed=i) for i in range(8)], n_new=400, grammar=CHOICE)
+        for answer in answers:
+            await answer.end()
+            assert right(answer, able)
+        assert other.runner.n_steps == 0
+        assert not other.runner.prepared
+        await able.kill()
+        await until(lambda: client.state.n_replicas_live == 1, "the other alone")
+        with pytest.raises(RefusedError, match="no worker that can constrain") as refused:
+            await ask(client, text(10, seed=1), n_new=400, grammar=CHOICE)
+        assert refused.value.error.status == 503
+        plain = await ask(client, text(10, seed=1), n_new=10)
+        await plain.end()
+
+
+async def test_where_no_worker_knows_grammars() -> None:
+    async with fake_worker(fake_grammar=False) as worker, scheduler(worker.address) as s:
+        client = LocalClient(s)
+        await until(lambda: client.state.n_replicas_live == 1, "live")
+        with pytest.raises(RefusedError, match="not supported by this server's workers") as refused:
+            await ask(client, text(10, seed=1), n_new=400, grammar=CHOICE)
+        assert refused.value.error.status == 400
