@@ -149,6 +149,20 @@ def test_the_router_image_is_slim(images: dict[str, str]) -> None:
     ) == ("None\n")
 
 
+def test_compose_builds_what_it_names(images: dict[str, str]) -> None:
+    """The layers are those of the images above."""
+    env = {"BASE_IMAGE": BASE_IMAGE, "DOCKER_BUILDKIT": "1", "QUIRE_VERSION": "0.0.1"}
+    env |= {name: value for name, _, value in (arg.partition("=") for arg in BUILD_ARGS)}
+    built = {"QUIRE_ROUTER_IMAGE": "quire-test/composed", "QUIRE_WORKER_IMAGE": "quire-test/composed-worker"}
+    if "BuildKit" in (
+        said := _run("docker", "compose", "build", "router", "worker", env=env | built, check=False)
+    ):
+        pytest.skip(f"compose has no builder here: {said[-200:]}")
+    for tag in built.values():
+        label = '{{index .Config.Labels "org.opencontainers.image.version"}}'
+        assert _run("docker", "image", "inspect", "-f", label, tag).strip() == "0.0.1", said
+
+
 @pytest.mark.parametrize("name", ["router", "worker-cpu"])
 def test_images_are_not_root_and_say_what_they_are(images: dict[str, str], name: str) -> None:
     (inspected,) = json.loads(_run("docker", "image", "inspect", images[name]))
@@ -267,6 +281,26 @@ def test_a_worker_that_can_not_start_leaves_no_container(fakes: Project) -> None
     assert "error: " in said
     assert "did not serve within 1 s" in said or "has ended" in said
     assert len(fakes.compose("ps", "-aq", "worker").split()) == n_before
+
+
+def test_a_value_that_can_not_be_used_is_named_and_leaves_nothing(images: dict[str, str]) -> None:
+    env = {
+        "COMPOSE_PROJECT_NAME": f"quiretest{os.getpid()}bad",
+        "QUIRE_HTTP_PORT": str(free_ports(1)[0]),
+        "QUIRE_ROUTER_IMAGE": images["router"],
+        "QUIRE_WORKER_IMAGE": images["worker-cpu"],
+        "QUIRE_ATTENTION": "fake",
+        "QUIRE_MAX_BATCH_SIZE": "many",
+    }
+    up = ("docker", "compose", "up", "-d", "--no-build", "--wait", "--wait-timeout", "20", "worker")
+    try:
+        assert _run(*up, env=env, check=False)
+        said = _run("docker", "compose", "logs", "worker", env=env)
+    finally:
+        _run("docker", "compose", "down", "-v", "--timeout", "10", env=env)
+    assert "--max-batch-size is 'many' (from QUIRE_MAX_BATCH_SIZE), but must be a whole number" in said
+    label = f"label=com.docker.compose.project={env['COMPOSE_PROJECT_NAME']}"
+    assert _run("docker", "ps", "-aq", "--filter", label).strip() == ""
 
 
 def test_a_taken_port_and_a_wrong_device_are_named(images: dict[str, str], fakes: Project) -> None:
