@@ -66,6 +66,7 @@ def step(
     chunks: Sequence[tuple[int, int]] = (),
     n_decode: int = 0,
     zero: Sequence[int] = (),
+    hold: bool = False,
 ) -> Step:
     """`grow`: (row, block); `chunks`: (row, tokens)."""
     return Step(
@@ -78,6 +79,7 @@ def step(
         chunk_tokens=pack_i32([n for _, n in chunks]),
         n_decode_rows=n_decode,
         zero_blocks=pack_i32(list(zero)),
+        hold_decode=hold,
     )
 
 

@@ -42,6 +42,14 @@ def test_decode_rows_come_before_chunks() -> None:
     assert (batch.q_lens.tolist(), batch.kv_lens.tolist()) == ([1, 6], [6, 6])
 
 
+def test_held_rows_sit_a_step_out_and_go_on_with_the_next() -> None:
+    rows = decoding()
+    held = rows.apply(step(2, admits=[admit(1, range(6), [5, 6])], chunks=[(1, 6)], hold=True))
+    assert (held.rows.tolist(), held.n_decode, held.samples.tolist()) == ([1], 0, [True])
+    batch = rows.apply(step(3, n_decode=2))
+    assert (batch.rows.tolist(), batch.kv_lens.tolist()) == ([1, 3], [7, 6])
+
+
 def test_a_cached_prefix_is_not_computed_again() -> None:
     rows = table()
     batch = rows.apply(step(1, admits=[admit(0, range(10), [7, 8, 9], n_cached=8)], chunks=[(0, 2)]))
@@ -124,6 +132,7 @@ A = admit  # the cases below stay on one line
         (step(2, grow=[(3, b) for b in range(10, 21)], n_decode=1), "grows row 3 to 13 blocks"),
         (step(2, n_decode=0), "n_decode_rows 0, but 1 rows decode here"),
         (step(2, n_decode=2), "n_decode_rows 2, but 1 rows decode here"),
+        (step(2, n_decode=1, hold=True), "n_decode_rows 1, but 0 rows decode here"),
         (step(2, chunks=[(5, 1)], n_decode=1), "chunk_rows names row 5, which is not in use"),
         (step(2, chunks=[(3, 1)], n_decode=1), "a chunk for row 3, whose known tokens are all computed"),
         (

@@ -216,7 +216,7 @@ async def test_a_router_that_goes_in_mid_step_leaves_a_free_worker(how: str) -> 
             opening(version=99),
             grpc.StatusCode.FAILED_PRECONDITION,
             "version",
-            "version 99, this worker speaks 1",
+            f"version 99, this worker speaks {PROTOCOL_VERSION}",
         ),
         (opening(router_id=""), grpc.StatusCode.INVALID_ARGUMENT, "protocol", "names no router_id"),
         (
