@@ -15,7 +15,7 @@ PY := $(VENV)/bin/python
 INSTALL = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh "$(VENV)"
 
 .DEFAULT_GOAL := help
-.PHONY: help install run chat test test-fast test-full lint format proto docs bench clean
+.PHONY: help install run chat test test-fast test-full test-docker lint format proto docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test-fast: install-dev ## the fast tests: no model, no browser
 
 test-full: install-dev ## the random tests at their full size
 	QUIRE_TEST_FULL=1 $(PY) -m pytest -m "not gpu and not docker"
+
+test-docker: install-dev ## the tests with a Docker engine: the host's, or one started for them (Debian, root)
+	tests/deploy/with_engine.sh $(PY) -m pytest -m docker tests/deploy
 
 lint: install-dev ## ruff and strict mypy
 	$(PY) -m ruff check .

@@ -20,7 +20,10 @@ def _has_compose() -> bool:
     return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not _has_compose(), reason="needs docker compose")
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.skipif(not _has_compose(), reason="needs docker compose"),
+]
 
 
 def _config(*, check: bool = True, **env: str) -> Any:
