@@ -1,9 +1,10 @@
-"""Time a layer's prefill attention on a Hopper GPU: through block tables, and over gathered keys.
+"""Time a layer's prefill attention on a Hopper GPU: through block tables, over gathered keys, and over the
+chunks' own keys where nothing is in front of them.
 
     python -m bench.prefill_attention --out bench/results/prefill-attention.json
 
 The Llama-3.1-8B shape, bf16, blocks of 16 in random order. `gathered` includes the gathering. The last column
-says which of the two the worker would choose.
+says which of them the worker would choose.
 """
 
 from __future__ import annotations
@@ -87,11 +88,18 @@ def measure() -> list[dict[str, Any]]:
         )
         q = torch.randn((int(q_lens.sum()), spec.n_heads, spec.head_dim), dtype=dtype, device=device)
         outs = torch.empty_like(q), torch.empty_like(q)
+        own = (cache[0].view(-1, *cache[0].shape[2:]), cache[1].view(-1, *cache[1].shape[2:]))
         step = PrefillShape(q_lens, kv_lens)
         prefill.plan(step, pages)
-        paged_us = time_us(partial(prefill.run, 0, q, cache, outs[0], scale=1.0))
+        paged_us = time_us(partial(prefill.run, 0, q, cache, outs[0], own=own, scale=1.0))
         prefill.plan_gathered(step, tables)
-        gathered_us = time_us(partial(prefill.run, 0, q, cache, outs[1], scale=1.0))
+        gathered_us = time_us(partial(prefill.run, 0, q, cache, outs[1], own=own, scale=1.0))
+        own_us = None
+        if not start:
+            prefill.plan_own(step)
+            own_us = time_us(partial(prefill.run, 0, q, cache, outs[1], own=own, scale=1.0))
+            prefill.plan_gathered(step, tables)
+            prefill.run(0, q, cache, outs[1], own=own, scale=1.0)
         work = float((q_lens.astype(np.int64) * (2 * kv_lens - q_lens)).sum()) / 2
         tflop = 4 * spec.n_heads * spec.head_dim * work / 1e12
         found.append(
@@ -100,10 +108,11 @@ def measure() -> list[dict[str, Any]]:
                 "start": start,
                 "paged_us": paged_us,
                 "gathered_us": gathered_us,
+                "own_us": own_us,
                 "paged_tflop_s": tflop / paged_us * 1e6,
                 "gathered_tflop_s": tflop / gathered_us * 1e6,
                 "difference": float((outs[0] - outs[1]).float().norm() / outs[0].float().norm()),
-                "chosen": "gathered" if prefill.gathers(step) else "paged",
+                "chosen": prefill.source(step).name.lower(),
             }
         )
     return found
@@ -115,14 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     found = measure()
     print(
-        "| chunks | in front | paged µs (TFLOP/s) | gathered µs (TFLOP/s) | difference | chosen |\n"
-        "|---|---|---|---|---|---|"
+        "| chunks | in front | paged µs (TFLOP/s) | gathered µs (TFLOP/s) | own µs | difference | chosen |\n"
+        "|---|---|---|---|---|---|---|"
     )
     for row in found:
         print(
             f"| {row['chunks'][0]} × {len(row['chunks'])} | {row['start']} "
             f"| {row['paged_us']:.0f} ({row['paged_tflop_s']:.0f}) "
             f"| {row['gathered_us']:.0f} ({row['gathered_tflop_s']:.0f}) "
+            f"| {'' if row['own_us'] is None else round(row['own_us'])} "
             f"| {row['difference']:.1e} | {row['chosen']} |"
         )
     if args.out is not None:

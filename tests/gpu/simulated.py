@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker.attention.flashinfer_backend import PrefillShape
+from worker.attention.flashinfer_backend import PrefillShape, Source
 from worker.gpu import core as core_module
 from worker.gpu.buffers import make_buffers
 from worker.gpu.cache import PagedCache
@@ -66,9 +66,14 @@ class PlainPrefill:
     def __init__(self, spec: ModelSpec, *, block_size: int, **_: Any) -> None:
         self.spec, self.block_size = spec, block_size
         self.n_waits = 0
+        self.attends_own = True
+        self.pages: torch.Tensor | None = None
 
-    def gathers(self, shape: PrefillShape) -> bool:
-        return False
+    def source(self, shape: PrefillShape) -> Source:
+        return Source.OWN if bool((shape.q_lens == shape.kv_lens).all()) else Source.BLOCKS
+
+    def plan_own(self, shape: PrefillShape) -> None:
+        self.shape, self.pages = shape, None
 
     def plan(self, shape: PrefillShape, pages: torch.Tensor) -> None:
         self.shape, self.pages = shape, pages.clone()
@@ -83,6 +88,7 @@ class PlainPrefill:
         cache: tuple[torch.Tensor, torch.Tensor],
         out: torch.Tensor,
         *,
+        own: tuple[torch.Tensor, torch.Tensor],
         scale: float,
     ) -> None:
         at, page_at = 0, 0
@@ -90,8 +96,11 @@ class PlainPrefill:
         group = self.spec.n_heads // self.spec.n_kv_heads
         for q_len, kv_len in zip(self.shape.q_lens.tolist(), self.shape.kv_lens.tolist(), strict=True):
             n_pages = -(-kv_len // self.block_size)
-            pages = self.pages[page_at : page_at + n_pages].long()
-            k, v = (part[pages].flatten(0, 1)[:kv_len].repeat_interleave(group, 1) for part in cache)
+            if self.pages is None:
+                k, v = (part[at : at + q_len].repeat_interleave(group, 1) for part in own)
+            else:
+                pages = self.pages[page_at : page_at + n_pages].long()
+                k, v = (part[pages].flatten(0, 1)[:kv_len].repeat_interleave(group, 1) for part in cache)
             scores = torch.einsum("qhd,thd->hqt", q[at : at + q_len], k) * self.spec.head_dim**-0.5
             positions = torch.arange(kv_len)
             allowed = positions[None, :] <= (torch.arange(q_len) + kv_len - q_len)[:, None]

@@ -64,7 +64,7 @@ def test_gathered_attention(kv_dtype: torch.dtype) -> None:
         prefill.plan_gathered(
             PrefillShape(np.array(q_lens, dtype=np.int32), np.array(kv_lens, dtype=np.int32)), tables
         )
-        prefill.run(0, q, (k, v), out, scale=1.0)
+        prefill.run(0, q, (k, v), out, own=(q, q), scale=1.0)
         at = 0
         for row, n_q, n_kv in zip(rows, q_lens, kv_lens, strict=True):
             pages = table[row, : -(-n_kv // BLOCK_SIZE)].long()
@@ -82,6 +82,50 @@ def test_gathered_attention(kv_dtype: torch.dtype) -> None:
             at += n_q
         assert torch.isfinite(out).all()
         prefill.finish(_recorded())
+
+
+def test_attention_to_own_keys() -> None:
+    from bench.step import LLAMA_8B
+    from worker.attention.flashinfer_backend import FlashInferPrefill, PrefillShape, Source
+    from worker.models.config import spec_from_config
+
+    spec = spec_from_config(LLAMA_8B)
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    prefill = FlashInferPrefill(
+        spec,
+        block_size=BLOCK_SIZE,
+        dtype=dtype,
+        kv_dtype=dtype,
+        device=device,
+        n_turns=2,
+        fa3=True,
+        max_context=4096,
+    )
+    lens = np.array([1, 600, 33], dtype=np.int32)
+    shape = PrefillShape(lens, lens)
+    assert prefill.source(shape) is Source.OWN
+    n, n_heads, n_kv = int(lens.sum()), spec.n_heads, spec.n_kv_heads
+    # As it leaves the product: heads of q, k and v side by side.
+    qkv = torch.randn((n, n_heads + 2 * n_kv, spec.head_dim), device=device).to(dtype)
+    q = qkv[:, :n_heads].contiguous()
+    k, v = qkv[:, n_heads : n_heads + n_kv], qkv[:, n_heads + n_kv :]
+    cache = torch.zeros((1, BLOCK_SIZE, n_kv, spec.head_dim), dtype=dtype, device=device)
+    out = torch.full_like(q, torch.nan)
+    prefill.plan_own(shape)
+    prefill.run(0, q, (cache, cache), out, own=(k, v), scale=1.0)
+    start = 0
+    for length in lens.tolist():
+        rows = slice(start, start + length)
+        q_, k_, v_ = (part[rows].double().transpose(0, 1) for part in (q, k, v))
+        want = torch.nn.functional.scaled_dot_product_attention(
+            q_,
+            k_.repeat_interleave(n_heads // n_kv, 0),
+            v_.repeat_interleave(n_heads // n_kv, 0),
+            is_causal=True,
+        )
+        got = out[rows].double().transpose(0, 1)
+        assert (got - want).norm() / want.norm() < 0.01, length
+        start += length
 
 
 def _recorded() -> torch.cuda.Event:

@@ -2,7 +2,8 @@
 
 On Hopper, long chunks attend to keys and values that were first gathered from their blocks into one piece
 (`worker/gpu/kernels/gather.py`): loads of whole tiles by the copy engine make attention 15 % faster than
-loads through a block table, and let it read a cache of 8-bit values.
+loads through a block table, and let it read a cache of 8-bit values. Prompts that begin in the step attend to
+their keys where the qkv product left them.
 
 A plan lives in page-locked memory until the device has copied it, so there is one wrapper, with its own
 buffers, for every step that may be in flight and one more; they are used in turn, and one is planned again
@@ -13,6 +14,7 @@ only after the event of the step that used it. Decode rows don't come here: see
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -48,12 +50,22 @@ class ChunkTables:
     """[max rows, max blocks per row]"""
 
 
+class Source(Enum):
+    """Where a step's chunks find their keys and values."""
+
+    BLOCKS = auto()
+    GATHERED = auto()
+    OWN = auto()
+    """They are the chunks' own, as they left the product (the keys rotated in place)."""
+
+
 @dataclass(slots=True)
 class _Turn:
     wrappers: dict[int, Any]
     """By window; -1: none."""
-    gathered: Any = None
-    """The wrapper over gathered keys; None: never gathered."""
+    dense: Any = None
+    """The wrapper over keys in one piece; None: there never are."""
+    source: Source = Source.BLOCKS
     tables: ChunkTables | None = None
     """Of a step that gathers."""
     n_longest: int = 0
@@ -91,10 +103,12 @@ class FlashInferPrefill:
             if fa3 and set(self._windows) == {-1}
             else 0
         )
-        self._gathered = [
-            torch.empty((self._gather_tokens, spec.n_kv_heads, spec.head_dim), dtype=dtype, device=device)
-            for _ in range(2)
-        ]
+        gathered = torch.empty(
+            (2, self._gather_tokens, spec.n_kv_heads, spec.head_dim), dtype=dtype, device=device
+        )
+        self._gathered = (gathered[0], gathered[1])
+        self.attends_own = self._gather_tokens > 0 and dtype == kv_dtype
+        """Whether rotated keys have to be left in place."""
         workspace = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._turns = [
             _Turn(
@@ -111,17 +125,27 @@ class FlashInferPrefill:
         self._current = 0
         self.n_waits = 0
 
-    def gathers(self, shape: PrefillShape) -> bool:
-        """Whether `plan_gathered` is the way for a step of this shape."""
-        return int(shape.kv_lens.sum()) <= self._gather_tokens and worth_gathering(
-            shape, group=self._spec.n_heads // self._spec.n_kv_heads
-        )
+    def source(self, shape: PrefillShape) -> Source:
+        """Which way to plan a step of this shape."""
+        if self.attends_own and bool((shape.q_lens == shape.kv_lens).all()):
+            return Source.OWN
+        group = self._spec.n_heads // self._spec.n_kv_heads
+        fits = int(shape.kv_lens.sum()) <= self._gather_tokens
+        return Source.GATHERED if fits and worth_gathering(shape, group=group) else Source.BLOCKS
+
+    def plan_own(self, shape: PrefillShape) -> None:
+        turn = self._plan_dense(shape)
+        turn.source, turn.tables = Source.OWN, None
 
     def plan_gathered(self, shape: PrefillShape, tables: ChunkTables) -> None:
-        turn = self._next_turn()
+        turn = self._plan_dense(shape)
+        turn.source = Source.GATHERED
         turn.tables, turn.n_longest = tables, int(shape.kv_lens.max())
+
+    def _plan_dense(self, shape: PrefillShape) -> _Turn:
+        turn = self._next_turn()
         spec = self._spec
-        turn.gathered.plan(
+        turn.dense.plan(
             _indptr(shape.q_lens),
             _indptr(shape.kv_lens),
             spec.n_heads,
@@ -131,11 +155,12 @@ class FlashInferPrefill:
             q_data_type=self._dtype,
             kv_data_type=self._dtype,
         )
+        return turn
 
     def plan(self, shape: PrefillShape, pages: torch.Tensor) -> None:
         """pages: int32 on the device, the chunks' block ids one after another."""
         turn = self._next_turn()
-        turn.tables = None
+        turn.source, turn.tables = Source.BLOCKS, None
         n_pages = -(-shape.kv_lens // self._block_size)
         qo_indptr, kv_indptr = _indptr(shape.q_lens), _indptr(n_pages)
         last = torch.from_numpy(((shape.kv_lens - 1) % self._block_size + 1).astype(np.int32))
@@ -163,14 +188,17 @@ class FlashInferPrefill:
         cache: tuple[torch.Tensor, torch.Tensor],
         out: torch.Tensor,
         *,
+        own: tuple[torch.Tensor, torch.Tensor],
         scale: float,
     ) -> None:
-        """q, out: [n tokens, n_heads, head_dim]; cache: one layer's keys and values."""
+        """q, out: [n tokens, n_heads, head_dim]; cache: one layer's keys and values; own: the chunks' keys
+        and values [n tokens, n_kv_heads, head_dim], read where that is planned."""
         turn = self._turns[self._current]
-        if turn.tables is not None:
-            self._gather(turn.tables, cache, n_longest=turn.n_longest, scale=scale)
-            k, v = self._gathered
-            turn.gathered.run(q, k, v, out=out)
+        if turn.source is not Source.BLOCKS:
+            if turn.tables is not None:
+                self._gather(turn.tables, cache, n_longest=turn.n_longest, scale=scale)
+                own = self._gathered
+            turn.dense.run(q, *own, out=out)
             return
         wrapper = turn.wrappers[self._windows[layer]]
         if scale == 1.0:

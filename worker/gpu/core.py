@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker.attention.flashinfer_backend import FlashInferPrefill, PrefillShape
+from worker.attention.flashinfer_backend import FlashInferPrefill, PrefillShape, Source
 from worker.gpu.buffers import Buffers
 from worker.gpu.cache import PagedCache
 from worker.gpu.choices import DecodeTiles, decode_chunk, max_groups
@@ -124,6 +124,7 @@ class GpuCore:
             fa3=gpu.capability[0] == 9,
             max_context=shape.max_context,
         )
+        self.decoder.leaves_keys = self.prefill.attends_own
         self.mixed = MixedPass(
             self.decoder, prefill=self.prefill, head=self.head, graph_sizes=shape.graph_sizes
         )
@@ -301,7 +302,10 @@ class GpuCore:
 
     def _plan_prefill(self, plan: StepPlan) -> None:
         chunks = PrefillShape(plan.chunk_q_lens, plan.chunk_kv_lens)
-        if self.prefill.gathers(chunks):
+        source = self.prefill.source(chunks)
+        if source is Source.OWN:
+            self.prefill.plan_own(chunks)
+        elif source is Source.GATHERED:
             self.prefill.plan_gathered(chunks, self.inputs.chunk_tables(plan))
         else:
             self.prefill.plan(chunks, self.inputs.chunk_pages(plan))

@@ -58,6 +58,8 @@ class GpuDecoder:
         self.group_rows = shared_group_rows(
             group=self._group, windows=any(window is not None for window in self._windows)
         )
+        self.leaves_keys = False
+        """Whether chunks' rotated keys are also left in `buffers.qkv`."""
         self._products = Products(buffers=buffers, gpu=gpu, rms_eps=self.spec.rms_eps)
 
     # ---- the pass ----
@@ -81,12 +83,15 @@ class GpuDecoder:
     def prefill_attention(self, index: int, *, first: int, n_chunk: int, prefill: FlashInferPrefill) -> None:
         """Of the chunks' tokens, `n_chunk` from `first` on."""
         b = self.buffers
-        shape = (n_chunk, self.spec.n_heads, self.spec.head_dim)
+        n_heads, n_kv_heads, head_dim = self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim
+        shape = (n_chunk, n_heads, head_dim)
+        qkv = b.qkv[first : first + n_chunk].view(n_chunk, n_heads + 2 * n_kv_heads, head_dim)
         prefill.run(
             index,
             b.q[first : first + n_chunk].view(shape),
             (self.cache.k[index], self.cache.v[index]),
             b.attention[first : first + n_chunk].view(shape),
+            own=(qkv[:, n_heads : n_heads + n_kv_heads], qkv[:, n_heads + n_kv_heads :]),
             scale=self.cache.scale,
         )
 
@@ -213,6 +218,7 @@ class GpuDecoder:
             BLOCK_SIZE=cache.block_size,
             BIAS=bias is not None,
             QK_NORM=qk_norm,
+            LEAVE=self.leaves_keys,
             PDL=self.pdl,
             num_warps=4,
             launch_pdl=self.pdl,

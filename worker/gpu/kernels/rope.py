@@ -65,11 +65,13 @@ def rope_append_kernel(
     BLOCK_SIZE: tl.constexpr,
     BIAS: tl.constexpr,
     QK_NORM: tl.constexpr,
+    LEAVE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: one token. qkv [t, (N_HEADS + 2 N_KV) D]; q goes to q_out [t, N_HEADS, D], k and v to
     the cache at (table[row][position // BLOCK_SIZE], position % BLOCK_SIZE). Pairs are (i, i + D / 2). A
-    token whose row is negative (padding, a decode row) writes nothing."""
+    token whose row is negative (padding, a decode row) writes nothing. LEAVE: k as it is rotated, and v with
+    its bias, also take the place of what they came from."""
     t = tl.program_id(0).to(tl.int64)
     let_successor_start(PDL)
     HALF: tl.constexpr = D // 2
@@ -110,8 +112,14 @@ def rope_append_kernel(
     )
     tl.store(k_cache_ptr + at + g * s_head + i, (lo * kv_inv_scale).to(kv_type), mask=g_mask)
     tl.store(k_cache_ptr + at + g * s_head + HALF + i, (hi * kv_inv_scale).to(kv_type), mask=g_mask)
+    if LEAVE:
+        own = token + N_HEADS * D + g * D + i
+        tl.store(own, lo.to(qkv_ptr.dtype.element_ty), mask=g_mask)
+        tl.store(own + HALF, hi.to(qkv_ptr.dtype.element_ty), mask=g_mask)
     d = tl.arange(0, D)[None, :]
     v = tl.load(token + (N_HEADS + N_KV) * D + g * D + d, mask=g_mask, other=0.0).to(tl.float32)
     if BIAS:
         v += tl.load(bias_ptr + (N_HEADS + N_KV) * D + g * D + d, mask=g_mask, other=0.0).to(tl.float32)
     tl.store(v_cache_ptr + at + g * s_head + d, (v * kv_inv_scale).to(kv_type), mask=g_mask)
+    if LEAVE and BIAS:
+        tl.store(token + (N_HEADS + N_KV) * D + g * D + d, v.to(qkv_ptr.dtype.element_ty), mask=g_mask)
