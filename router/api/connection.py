@@ -13,10 +13,12 @@ MAX_HEAD_BYTES = 256 * 1024
 HEAD_TIMEOUT_S = 75.0
 """How long a client that owes us a request's head, from its first byte or from connecting, may take."""
 
-_TOO_LARGE = (
-    b'{"error":{"message":"The request\'s headers are larger than %d bytes.",'
-    b'"type":"invalid_request_error","param":null,"code":"headers_too_large"}}' % MAX_HEAD_BYTES
+_ERROR = b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":"%b"}}'
+_TOO_LARGE = _ERROR % (
+    b"The request's headers are larger than %d bytes." % MAX_HEAD_BYTES,
+    b"headers_too_large",
 )
+_NOT_HTTP = _ERROR % (b"The request is not valid HTTP/1.1.", b"invalid_http")
 
 
 class Connection(HttpToolsProtocol):
@@ -24,6 +26,7 @@ class Connection(HttpToolsProtocol):
 
     * When a connection with pipelined requests is lost, it tells the latest of them only. The one that runs
       would generate to its end, and write to a closed socket.
+    * Bytes that are no HTTP are answered in plain text, also in the midst of an answer that still runs.
     * A head may be of any size and take any time, so that clients could fill the memory and the table of
       open files without ever sending a request.
     """
@@ -53,7 +56,7 @@ class Connection(HttpToolsProtocol):
         if awaited and self._head_timer is not None and not self.transport.is_closing():
             self._n_head_bytes += len(data)
             if self._n_head_bytes > MAX_HEAD_BYTES:
-                self._refuse_head()
+                self._refuse(b"431 Request Header Fields Too Large", _TOO_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -89,11 +92,15 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _refuse_head(self) -> None:
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's name for what it does with bytes that are no HTTP."""
+        self._refuse(b"400 Bad Request", _NOT_HTTP)
+
+    def _refuse(self, status: bytes, body: bytes) -> None:
+        """Ends the connection; says why unless that would land in the midst of an answer."""
         if not self._unanswered:
             self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
-                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-                % (len(_TOO_LARGE), _TOO_LARGE)
+                b"HTTP/1.1 %b\r\nconnection: close\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
             )
         self.transport.close()

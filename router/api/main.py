@@ -20,6 +20,7 @@ from checkpoint.tokenizer import load_tokenizer
 from router.api.app import create_app
 from router.api.context import ApiContext
 from router.api.keys import ApiKeys
+from router.api.open_files import raise_open_files
 from router.api.server import ApiServer, listen, run_loop
 from router.api.text_model import TextModel, text_model
 from router.config import RouterConfig
@@ -37,6 +38,7 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
     """The process's exit code. `on_ready` is called once it listens; /health tells whether there is a model
     to serve."""
     configure_logs(log_format=config.log_format, log_level=config.log_level)
+    raise_open_files()
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation here
     try:
         IpcAddress.parse(config.scheduler_address)

@@ -54,6 +54,38 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
+    ],
+    ids=["tls", "version", "length"],
+)
+async def test_bytes_that_are_no_http(sent: bytes) -> None:
+    async with serving(ScriptedClient()) as live:
+        reader, writer = await dial(live)
+        writer.write(sent)
+        head, _, body = (await asyncio.wait_for(reader.read(-1), LIMIT_S)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+        writer.close()
+
+
+async def test_bytes_that_are_no_http_stay_out_of_a_running_answer() -> None:
+    scheduler = ScriptedClient(Script(ids("hello"), end=None))
+    async with serving(scheduler) as live:
+        reader, writer = await dial(live)
+        writer.write(post(stream=True))
+        await asyncio.wait_for(scheduler.wait_submitted(1), LIMIT_S)
+        writer.write(b"garbage\r\n\r\n")
+        text = await asyncio.wait_for(reader.read(-1), LIMIT_S)
+        assert b"400" not in text
+        await asyncio.wait_for(nothing_runs(scheduler), LIMIT_S)
+        writer.close()
+
+
 async def test_endless_head_is_refused() -> None:
     async with serving(ScriptedClient()) as live:
         reader, writer = await dial(live)
