@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +27,10 @@ from router.ipc.messages import RequestSpec, SamplingSpec
 from router.limits import policy_limits, resolve_limits, shape_of
 from worker.rows import RowTable
 
+N_SPECIAL = 16
+"""Token ids that no prompt has."""
 _CONN = 1
+_REPLICA = 0
 _TOKEN = 5
 
 
@@ -70,71 +72,58 @@ class SimulatedStep:
     n_prompt_tokens: int
 
 
-@dataclass
 class Replay:
     """One run of one case."""
 
-    case: Case
-    config: RouterConfig
-    worker: WorkerShape
-    device: DeviceModel
-    paths: Paths
-    seed: int = 7
-    steps: list[SimulatedStep] = field(default_factory=list)
-    records: list[RequestRecord] = field(default_factory=list)
-    _events: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
-    _n_events: int = 0
-    _free_at_s: float = 0.0
-    _next: int = 0
+    def __init__(
+        self,
+        *,
+        case: Case,
+        config: RouterConfig,
+        worker: WorkerShape,
+        device: DeviceModel,
+        paths: Paths,
+        seed: int = 7,
+    ) -> None:
+        self.case = case
+        self.worker = worker
+        self.device = device
+        self.paths = paths
+        self.steps: list[SimulatedStep] = []
+        self.records: list[RequestRecord] = []
+        self._seed = seed
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        """A heap of (when, order of equal times, what)."""
+        self._n_events = 0
+        self._device_free_s = 0.0
+        self._api_free_s = [0.0] * paths.n_api
+        self._rng = np.random.default_rng(seed)
+        self._prefix = self._rng.integers(N_SPECIAL, worker.vocab_size, size=case.n_prefix)
+        self._table = RowTable(
+            max_rows=worker.max_rows,
+            max_context=worker.max_context,
+            block_size=worker.block_size,
+            n_blocks=worker.n_blocks,
+            vocab_size=worker.vocab_size,
+            max_step_tokens=worker.max_batch_prefill_tokens + worker.max_rows,
+        )
+        self._core = _core(config, worker.capacity(), seed=seed)
 
     def run(self) -> list[RequestRecord]:
         """All answers, as the load client would have recorded them."""
-        self._build()
         case = self.case
         if case.concurrency is not None:
             for _ in range(min(case.concurrency, case.n_requests)):
                 self._send_next(0.0)
         else:
             assert case.rate_per_s is not None
-            for at_s in poisson_arrivals_s(n=case.n_requests, rate_per_s=case.rate_per_s, seed=self.seed):
+            for at_s in poisson_arrivals_s(n=case.n_requests, rate_per_s=case.rate_per_s, seed=self._seed):
                 self._at(at_s, self._send_next)
         while self._events:
             now, _, act = heapq.heappop(self._events)
             act(now)
         assert self._core.n_requests == 0, "requests are left, but nothing moves"
         return self.records
-
-    def _build(self) -> None:
-        capacity = self.worker.capacity()
-        limits = resolve_limits(self.config, capacity)
-        self._core = SchedulerCore(
-            limits=limits,
-            policy=policy_limits(self.config, limits),
-            make_allocator=lambda shape: make_allocator(
-                n_blocks=shape.n_blocks + 1,
-                block_size=shape.block_size,
-                prefix_caching=self.config.prefix_caching,
-            ),
-            window=self.config.window,
-            max_concurrent_requests=self.config.max_concurrent_requests,
-            default_deadline_s=self.config.default_deadline_s,
-            retry_after_s=self.config.retry_after_s,
-            rng=random.Random(self.seed),
-        )
-        self._core.replica_up(0, shape=shape_of(limits, self.config, capacity), generation=1)
-        w = self.worker
-        self._table = RowTable(
-            max_rows=w.max_rows,
-            max_context=w.max_context,
-            block_size=w.block_size,
-            n_blocks=w.n_blocks,
-            vocab_size=w.vocab_size,
-            max_step_tokens=w.max_batch_prefill_tokens + w.max_rows,
-        )
-        self._rng = np.random.default_rng(self.seed)
-        self._prefix = self._rng.integers(16, w.vocab_size, size=self.case.n_prefix)
-        self._tokenisers = [0.0] * self.paths.n_api
-        self._ended: deque[float] = deque()
 
     def _at(self, time_s: float, act: Callable[[float], None]) -> None:
         self._n_events += 1
@@ -143,20 +132,19 @@ class Replay:
     # ---- clients ----
 
     def _send_next(self, now: float) -> None:
-        if self._next >= self.case.n_requests:
+        i = len(self.records)
+        if i == self.case.n_requests:
             return
-        i = self._next
-        self._next += 1
         case = self.case
-        own = self._rng.integers(16, self.worker.vocab_size, size=case.n_own)
+        own = self._rng.integers(N_SPECIAL, self.worker.vocab_size, size=case.n_own)
         prompt = np.concatenate([self._prefix, own]).astype(np.int32)
         self.records.append(
             RequestRecord(start_s=now, n_input=len(prompt), n_expected=case.n_output, n_output=case.n_output)
         )
-        k = int(np.argmin(self._tokenisers))
+        k = int(np.argmin(self._api_free_s))
         busy_ms = self.paths.request_ms + self.paths.token_ms * len(prompt)
-        ready = max(now + self.paths.in_ms / 1e3, self._tokenisers[k]) + busy_ms / 1e3
-        self._tokenisers[k] = ready
+        ready = max(now + self.paths.in_ms / 1e3, self._api_free_s[k]) + busy_ms / 1e3
+        self._api_free_s[k] = ready
         self._at(ready, lambda t: self._submit(t, i, prompt))
 
     def _submit(self, now: float, i: int, prompt: np.ndarray) -> None:
@@ -172,7 +160,7 @@ class Replay:
     # ---- the router's shell ----
 
     def _pump(self, now: float) -> None:
-        while (step := self._core.compose(0, now=now)) is not None:
+        while (step := self._core.compose(_REPLICA, now=now)) is not None:
             self._compute(now + self.paths.send_ms / 1e3, step)
         for _, events in self._core.outbox.take():
             ids = np.frombuffer(events.ids, dtype="<i8").tolist()
@@ -191,14 +179,14 @@ class Replay:
         batch = self._table.apply(step)
         n = batch.n_decode
         kv = batch.kv_lens.astype(np.int64)
-        start = max(arrived_s, self._free_at_s)
+        start = max(arrived_s, self._device_free_s)
         time_s = 1e-3 * self.device.step_ms(
             decode_kv=kv[:n],
             n_shared=self.case.n_prefix * max(0, n - 1),
             chunk_q=batch.q_lens[n:].astype(np.int64),
             chunk_kv=kv[n:],
         )
-        self._free_at_s = start + time_s
+        self._device_free_s = start + time_s
         self.steps.append(SimulatedStep(start, time_s, n, int(batch.q_lens[n:].sum())))
         rows = batch.rows[batch.samples].astype(np.int32)
         result = StepResult(
@@ -209,8 +197,28 @@ class Replay:
             tokens=pack_i32(np.full(len(rows), _TOKEN, dtype=np.int32)),
             step_us=round(time_s * 1e6),
         )
-        self._at(self._free_at_s + self.paths.result_ms / 1e3, lambda t: self._apply(t, result))
+        self._at(self._device_free_s + self.paths.result_ms / 1e3, lambda t: self._apply(t, result))
 
     def _apply(self, now: float, result: StepResult) -> None:
-        self._core.apply_result(0, result, now=now)
+        self._core.apply_result(_REPLICA, result, now=now)
         self._pump(now)
+
+
+def _core(config: RouterConfig, capacity: Capacity, *, seed: int) -> SchedulerCore:
+    limits = resolve_limits(config, capacity)
+    core = SchedulerCore(
+        limits=limits,
+        policy=policy_limits(config, limits),
+        make_allocator=lambda shape: make_allocator(
+            n_blocks=shape.n_blocks + 1,
+            block_size=shape.block_size,
+            prefix_caching=config.prefix_caching,
+        ),
+        window=config.window,
+        max_concurrent_requests=config.max_concurrent_requests,
+        default_deadline_s=config.default_deadline_s,
+        retry_after_s=config.retry_after_s,
+        rng=random.Random(seed),
+    )
+    core.replica_up(_REPLICA, shape=shape_of(limits, config, capacity), generation=1)
+    return core
