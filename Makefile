@@ -11,7 +11,7 @@ MODEL ?= smollm2
 WORKERS ?= 1
 ARGS ?=
 
-PY := $(VENV)/bin/python
+PY := "$(VENV)/bin/python"
 INSTALL = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh "$(VENV)"
 
 .DEFAULT_GOAL := help
@@ -27,10 +27,10 @@ install: ## make the virtual environment that `run` uses
 	@$(INSTALL) $(EXTRA)
 
 run: install ## serve a model: fetches it, starts a router and workers
-	@exec $(VENV)/bin/quire serve --port "$(PORT)" --model "$(MODEL)" --workers "$(WORKERS)" $(ARGS)
+	@exec "$(VENV)/bin/quire" serve --port "$(PORT)" --model "$(MODEL)" --workers "$(WORKERS)" $(ARGS)
 
 chat: install ## talk to the server that `make run` started
-	@exec $(VENV)/bin/quire chat "http://127.0.0.1:$(PORT)" $(ARGS)
+	@exec "$(VENV)/bin/quire" chat "http://127.0.0.1:$(PORT)" $(ARGS)
 
 .PHONY: install-dev
 install-dev:

@@ -114,3 +114,12 @@ def test_a_python_that_does_not_fit_is_named(checkout: Path) -> None:
     code, said, _ = _install(checkout, PYTHON="/bin/false")
     assert code == 1
     assert "PYTHON=/bin/false is not a working Python 3.11 or 3.12" in said
+
+
+def test_make_takes_an_environment_whose_path_has_spaces() -> None:
+    """`make -n` prints the commands that it would run."""
+    for target, command in (("run", 'exec "a b/venv/bin/quire" serve'), ("docs", '"a b/venv/bin/python" -m')):
+        done = subprocess.run(
+            ["make", "-n", target, "VENV=a b/venv"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert command in done.stdout
