@@ -142,7 +142,7 @@ async def run_load(
     finally:
         await transport.close()
     records = [
-        _record(e, n_input=n_input, n_output=load.n_output, chat=target.endpoint is Endpoint.CHAT)
+        record_of(e, n_input=n_input, n_output=load.n_output, chat=target.endpoint is Endpoint.CHAT)
         for e in exchanges
         if e is not None
     ]
@@ -158,7 +158,8 @@ def _sender(
     return send
 
 
-def _record(exchange: Exchange, *, n_input: int, n_output: int, chat: bool) -> RequestRecord:
+def record_of(exchange: Exchange, *, n_input: int, n_output: int, chat: bool) -> RequestRecord:
+    """What an exchange that has ended says of its request."""
     record = RequestRecord(start_s=exchange.start_s, n_input=n_input, n_expected=n_output)
     record.error = exchange.error
     if record.error is None and exchange.status != 200:

@@ -1,0 +1,1 @@
+"""`python -m bench.scaling`: one replica against N of them on one host, see `__main__.py`."""
