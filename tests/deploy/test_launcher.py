@@ -236,3 +236,12 @@ def test_a_routers_addresses_are_judged_before_anything_starts(
     plan = LaunchPlan(settings={**settings, "port": "0"}, n_workers=0, n_api=1, start_timeout_s=7)
     with pytest.raises(ConfigError, match=words):
         launch(plan, env={})
+
+
+def test_an_address_for_traces_is_judged_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "child_specs", lambda *_, **__: pytest.fail("a process was to be started"))
+    plan = LaunchPlan(
+        settings={"otlp_endpoint": "collector:4318", "port": "0"}, n_workers=0, n_api=1, start_timeout_s=1
+    )
+    with pytest.raises(ConfigError, match="--otlp-endpoint is 'collector:4318', but must be a URL"):
+        launch(plan, env={})
