@@ -97,6 +97,8 @@ def main(
                 measurement.placements()
         except (ServerError, ValueError) as error:
             doc["stopped"] = str(error)
+        except KeyboardInterrupt:
+            doc["stopped"] = "interrupted"
         finally:
             measurement.close()
     found = measurement.found
