@@ -109,11 +109,11 @@ class Vectors:
         kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
         self._prefetch = module.declare_intrinsic("llvm.prefetch", [pointer], kind)
 
-    def prefetch(self, b: ir.IRBuilder, pointer: Any, n: int) -> None:
-        """Ask for the n floats that begin at the pointer; they will be read soon."""
+    def prefetch(self, b: ir.IRBuilder, pointer: Any, n: int, *, level: int = 1) -> None:
+        """Ask for the n numbers that begin at the pointer, which will be read soon, into that cache."""
         for at in range(0, n, _LINE_FLOATS):
             place = b.bitcast(b.gep(pointer, [int64(at)]), ir.IntType(8).as_pointer())
-            b.call(self._prefetch, [place, *(ir.Constant(I32, value) for value in (0, 3, 1))])
+            b.call(self._prefetch, [place, *(ir.Constant(I32, value) for value in (0, 4 - level, 1))])
 
     def constant(self, value: int) -> Any:
         return ir.Constant(self.ints, [value] * self.lanes)

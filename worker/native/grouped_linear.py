@@ -24,7 +24,7 @@ N_ROWS, CHUNK_ROWS = (1 + ARGUMENTS.index(name) for name in ("n_rows", "chunk_ro
 class GroupedLinear:
     """Implements `worker.models.linear.Linear`; also a line for a tape."""
 
-    __slots__ = ("_bias", "_function", "_n_groups", "_panels", "_tape", "n_in", "n_out")
+    __slots__ = ("_bias", "_function", "_n_groups", "_panels", "_tape", "_unit_panels", "n_in", "n_out")
 
     def __init__(self, weight: Grouped, bias: torch.Tensor | None) -> None:
         """Needs `worker.native.machine.can_keep(weight)`."""
@@ -34,6 +34,8 @@ class GroupedLinear:
         self._bias = torch.zeros(n_out) if bias is None else bias.contiguous()
         self._function = linear_kernel(weight.bits, x_stride=self.n_in + X_PADDING).linear
         self._tape: Tape | None = None
+        # While a thread is at one unit, it fetches the one that it is likely to claim next.
+        self._unit_panels = 1
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._run(x, x.new_empty((x.shape[0], self.n_out)), add=0)
@@ -60,6 +62,7 @@ class GroupedLinear:
             self._n_groups,
             scratch.data_ptr(),
             scratch.stride(0),
+            scratch.shape[0] * self._unit_panels * self._panels[0].numel(),
         )
 
     def _run(self, x: torch.Tensor, out: torch.Tensor, *, add: int) -> torch.Tensor:
@@ -85,6 +88,7 @@ class GroupedGatedLinear(GroupedLinear):
         order = np.arange(weight.scale.shape[0]).reshape(2, -1, width).swapaxes(0, 1).reshape(-1)
         super().__init__(weight.rows(order), bias if bias is None else bias[torch.from_numpy(order)])
         self.n_out //= 2
+        self._unit_panels = 2
         self._function = linear_kernel(weight.bits, x_stride=self.n_in + X_PADDING).gated
 
 

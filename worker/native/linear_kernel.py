@@ -42,8 +42,10 @@ ARGUMENTS = (
     "n_groups",
     "scratch",
     "scratch_floats",
+    "ahead",
 )
-"""Of both operations. bias: a line of outputs, zero where there is none. scratch_floats: of each thread."""
+"""Of both operations. bias: a line of outputs, zero where there is none. scratch_floats: of each thread.
+ahead: words between what is read and what is fetched meanwhile."""
 _CHUNK_BLOCKS = 8
 """Blocks of rows that go over the panels together."""
 _PART_GROUPS = 6
@@ -115,11 +117,13 @@ def _write_one_panel(
     x_stride: int,
     unit: VectorUnit,
 ) -> ir.Function:
-    """void(x, panel, start, out, out_stride, add, n_rows, n_groups, scratch)"""
-    kind = ir.FunctionType(ir.VoidType(), [F32_PTR, I32_PTR, F32_PTR, F32_PTR, I64, I64, I64, I64, F32_PTR])
+    """void(x, panel, start, out, out_stride, add, n_rows, n_groups, scratch, ahead)"""
+    kind = ir.FunctionType(
+        ir.VoidType(), [F32_PTR, I32_PTR, F32_PTR, F32_PTR, I64, I64, I64, I64, F32_PTR, I64]
+    )
     function = ir.Function(module, kind, name="one_panel")
     function.linkage = "internal"
-    x, panel, start, out, out_stride, add, n_rows, n_groups, scratch = function.args
+    x, panel, start, out, out_stride, add, n_rows, n_groups, scratch, ahead = function.args
     b = ir.IRBuilder(function.append_basic_block())
     packed, unpacked = tables
     unpack, zeros = helpers
@@ -132,12 +136,12 @@ def _write_one_panel(
 
     with b.if_else(b.icmp_unsigned("==", n_blocks, int64(1))) as (few, many):
         with few:
-            b.call(choose(packed, n_rows), [n_groups, x, panel, start, out, out_stride, add])
+            b.call(choose(packed, n_rows), [n_groups, x, panel, start, out, out_stride, add, ahead])
         with many, count(b, int64(0), ceil_div(b, n_groups, _PART_GROUPS)) as part:
             first = b.mul(part, int64(_PART_GROUPS))
             n = least(b, b.sub(n_groups, first), int64(_PART_GROUPS))
             words = b.mul(first, int64(panel_words(bits, n_groups=1, lanes=v.lanes)))
-            b.call(unpack, [n, b.gep(panel, [words]), scratch])
+            b.call(unpack, [n, b.gep(panel, [words]), scratch, ahead])
             is_first = b.icmp_unsigned("==", part, int64(0))
             line = b.select(is_first, start, zero_line)
             adds = b.select(is_first, add, int64(1))
@@ -147,7 +151,7 @@ def _write_one_panel(
                 row, rows = block(at)
                 source = b.gep(inputs, [b.mul(row, int64(x_stride))])
                 target = b.gep(out, [b.mul(row, out_stride)])
-                b.call(choose(unpacked, rows), [n, source, weights, line, target, out_stride, adds])
+                b.call(choose(unpacked, rows), [n, source, weights, line, target, out_stride, adds, int64(0)])
     b.ret_void()
     return function
 
@@ -186,6 +190,7 @@ def _write_linear(module: ir.Module, v: Vectors, panel_function: Any, *, bits: i
                 least(b, b.sub(a["n_rows"], row), a["chunk_rows"]),
                 a["n_groups"],
                 scratch,
+                a["ahead"],
             ],
         )
     b.ret_void()
@@ -211,7 +216,7 @@ def _write_gated(module: ir.Module, v: Vectors, panel_function: Any, *, bits: in
             target = b.gep(tile, [int64(half * width)])
             b.call(
                 panel_function,
-                [x, own, line, target, int64(2 * width), int64(0), n, a["n_groups"], scratch],
+                [x, own, line, target, int64(2 * width), int64(0), n, a["n_groups"], scratch, a["ahead"]],
             )
         place = b.add(b.mul(row, a["out_stride"]), b.mul(pair, int64(width)))
         with count(b, int64(0), n) as at:

@@ -49,20 +49,24 @@ def input_of(bits: int, place: int) -> int:
 
 
 def write_panel(module: ir.Module, v: Vectors, *, bits: int, rows: int, x_stride: int) -> ir.Function:
-    """void(n_groups, x, panel, start, out, out_stride, add): out[r, :] = x[r, :] · panel + start, added to
-    what is there when `add` is 1. x is [rows, inputs], out [rows, out_stride], start one line."""
+    """void(n_groups, x, panel, start, out, out_stride, add, ahead): out[r, :] = x[r, :] · panel + start,
+    added to what is there when `add` is 1. x is [rows, inputs], out [rows, out_stride], start one line. The
+    words `ahead` of those that are read are fetched: memory is far slower than the products of a few rows."""
     function, b, arguments = _product(module, name=f"panel_{bits}_{rows}")
     n_groups, x, panel = arguments[:3]
+    ahead = arguments[-1]
     width = REGISTERS * v.lanes
     chains = max(_CHAINS // (rows * REGISTERS), 1)
 
     def group(_: Any, carried: list[Any]) -> list[Any]:
         x, panel, *sums = carried
+        v.prefetch(b, b.gep(panel, [ahead]), 2 * width, level=2)
         scale = [v.load(b, panel, r * v.lanes, v.floats) for r in range(REGISTERS)]
         minimum = [v.load(b, panel, width + r * v.lanes, v.floats) for r in range(REGISTERS)]
 
         def word(_: Any, carried: list[Any]) -> list[Any]:
             x, panel, *sums = carried
+            v.prefetch(b, b.gep(panel, [ahead]), width, level=2)
             words = [v.load(b, panel, r * v.lanes, v.ints) for r in range(REGISTERS)]
             for place in range(32 // bits):
                 weights = []
@@ -105,20 +109,22 @@ def write_unpacked(module: ir.Module, v: Vectors, *, rows: int, x_stride: int) -
 
 
 def write_unpack(module: ir.Module, v: Vectors, *, bits: int) -> ir.Function:
-    """void(n_groups, panel, out): the weights of a panel's part as float32, [inputs, outputs of a panel].
+    """void(n_groups, panel, out, ahead): the weights of a panel's part as float32, [inputs, outputs
+    of a panel].
 
     A word's bits are taken where they stand and the scale is lowered by the same power of two, which is exact
     (a half float's scale is far from the smallest number of float32) and saves the shift."""
-    kind = ir.FunctionType(ir.VoidType(), [I64, I32_PTR, F32_PTR])
+    kind = ir.FunctionType(ir.VoidType(), [I64, I32_PTR, F32_PTR, I64])
     function = ir.Function(module, kind, name=f"unpack_{bits}")
     function.linkage = "internal"
-    n_groups, panel, out = function.args
+    n_groups, panel, out, ahead = function.args
     b = ir.IRBuilder(function.append_basic_block())
     width = REGISTERS * v.lanes
     n_places = 32 // bits
 
     def group(_: Any, carried: list[Any]) -> list[Any]:
         panel, out = carried
+        v.prefetch(b, b.gep(panel, [ahead]), (2 + bits) * width, level=2)
         scale = [v.load(b, panel, r * v.lanes, v.floats) for r in range(REGISTERS)]
         minimum = [v.load(b, panel, width + r * v.lanes, v.floats) for r in range(REGISTERS)]
         scales = [
@@ -149,7 +155,7 @@ def write_unpack(module: ir.Module, v: Vectors, *, bits: int) -> ir.Function:
 
 
 def _product(module: ir.Module, *, name: str) -> tuple[ir.Function, ir.IRBuilder, Sequence[Any]]:
-    kind = ir.FunctionType(ir.VoidType(), [I64, F32_PTR, I32_PTR, F32_PTR, F32_PTR, I64, I64])
+    kind = ir.FunctionType(ir.VoidType(), [I64, F32_PTR, I32_PTR, F32_PTR, F32_PTR, I64, I64, I64])
     function = ir.Function(module, kind, name=name)
     function.linkage = "internal"
     return function, ir.IRBuilder(function.append_basic_block()), function.args
@@ -183,7 +189,7 @@ def _finish(
     b: ir.IRBuilder, v: Vectors, arguments: Sequence[Any], sums: Sequence[Any], *, chains: int
 ) -> None:
     """Sums to their places."""
-    _, _, _, start, out, out_stride, add = arguments
+    _, _, _, start, out, out_stride, add, _ = arguments
     keep = b.icmp_unsigned("!=", add, int64(0))
     for register in range(REGISTERS):
         first = v.load(b, start, register * v.lanes, v.floats)
