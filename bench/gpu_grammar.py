@@ -89,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     f, m = statistics.median(free), statistics.median(mixed)
     body = [[str(args.rows), str(-(-args.rows // every)), f"{f:.3f}", f"{m:.3f}", f"{f / m:.3f}"]]
     name = Path(args.model).name
-    command = f"python -m bench.gpu_grammar --model {name} --rows {args.rows} --share {args.share}"
+    command = (
+        f"python -m bench.gpu_grammar --model {name} --load-format {args.load_format} --rows {args.rows} "
+        f"--share {args.share}"
+    )
     text = "\n\n".join(
         [
             "# Constrained rows beside free ones on a GPU",
