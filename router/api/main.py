@@ -31,6 +31,8 @@ from settings.errors import ConfigError
 from settings.logs import configure_logs
 from settings.tracing import open_tracing
 
+_SHARED_START_S = 2.0
+
 _log = structlog.get_logger("quire.api")
 
 
@@ -59,6 +61,8 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
         failures: list[str] = []
         reader = asyncio.create_task(_read_when_known(context, config, server, failures))
         try:
+            if config.share_port:
+                await _wait_for_siblings_sake(client)
             await server.run(on_listening=lambda _: on_ready())
         finally:
             reader.cancel()
@@ -72,6 +76,13 @@ def run_api(config: RouterConfig, *, on_ready: Callable[[], None] = lambda: None
         return 1 if failures else 0
 
     return run_loop(main)
+
+
+async def _wait_for_siblings_sake(client: SchedulerClient) -> None:
+    """The kernel gives this process its share of the connections at once: they wait a moment rather than be
+    refused by it, while others could have served them."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(client.wait_ready(), _SHARED_START_S)
 
 
 def load_text_model(config: RouterConfig, name: str) -> TextModel:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import bench.load
 import bench.serve
-from bench.api_stream import steady_figures
+from bench.api_stream import longest_gap_ms, steady_figures
 from bench.measures import RequestRecord
 from bench.peers import OURS, Paths, comparison_table, engines, lead_table
 from bench.run_cases import CaseResult
@@ -111,6 +111,13 @@ def test_steady_figures_leave_out_the_ramp() -> None:
 def test_steady_figures_count_tokens_of_joined_events() -> None:
     a = record(0.0, *[1.0 + i * 0.04 for i in range(25)], n_output=50)
     assert steady_figures([a], begin_s=1.0, end_s=2.0, step_ms=20.0).tokens_per_s == 50
+
+
+def test_longest_gap_lies_between_the_two_times() -> None:
+    a = record(0.0, 1.0, 1.5, 1.9, 5.0, n_output=4)
+    b = record(0.0, 1.2, 1.4, n_output=2)
+    assert longest_gap_ms([a, b], begin_s=1.0, end_s=2.0) == pytest.approx(500.0)
+    assert longest_gap_ms([a], begin_s=3.0, end_s=4.0) == 0.0
 
 
 def test_steady_figures_of_nothing_name_the_error() -> None:
