@@ -19,6 +19,7 @@ from router.pace import pace_of
 from router.placement import Prospect, by_cost, fits, load_cost, prospect
 from router.plan import StepPlan
 from router.policy_limits import PolicyLimits
+from router.preemption import fewest_to_preempt
 from router.queue import RequestQueue
 from router.replica_state import InFlight, ReplicaState
 from router.request import Request, RequestState
@@ -314,19 +315,13 @@ class Policy:
                 offer = prospect(other, request, prefix_caching=self.limits.prefix_caching)
                 if offer.wait is not None or self._fits(other, request, offer.n_cached):
                     return False
-        rows = [
-            row
-            for row in np.flatnonzero(rs.leased).tolist()
-            if _request(rs, row).priority > request.priority and row not in plan.chunk_rows
-        ]
-        rows.sort(key=lambda row: _request(rs, row).key, reverse=True)
         n_cached = rs.allocator.match(request.tokens, salt=request.salt) if self.limits.prefix_caching else 0
-        for n in range(1, len(rows) + 1):
-            if fits(rs, request, n_cached=n_cached, lengths=self._lengths, without=rows[:n]):
-                for row in rows[:n]:
-                    self._preempt(rs, plan, row)
-                return True
-        return False
+        rows = fewest_to_preempt(
+            rs, request, n_cached=n_cached, lengths=self._lengths, spared=plan.chunk_rows
+        )
+        for row in rows:
+            self._preempt(rs, plan, row)
+        return bool(rows)
 
     def _admit(
         self, rs: ReplicaState, plan: StepPlan, request: Request, offer: Prospect, *, most: int, now: float

@@ -20,27 +20,24 @@ import structlog
 
 from allocator.factory import make_allocator
 from allocator.interface import Allocator
-from proto.worker_pb2 import Capacity, Grammar, StepResult
+from proto.worker_pb2 import Capacity, StepResult
 from router.admin import AdminOps
-from router.admission import grammar_of
 from router.config import RouterConfig
+from router.connections import Connections
 from router.core import SchedulerCore
 from router.discovery import Lookup, look_up
 from router.errors import InvalidRequestError, RouterError, UnavailableError
 from router.fleet import Fleet
 from router.grammars import GrammarBook
 from router.guard import Guard
+from router.intake import Intake, IntakeHost
 from router.ipc.messages import (
-    Accepted,
     AdminCall,
     AdminReply,
     Cancel,
     ErrorInfo,
-    GrammarSpec,
     Hello,
     ModelInfo,
-    Refused,
-    RequestSpec,
     ServerState,
     Submit,
     ToScheduler,
@@ -60,6 +57,7 @@ from router.metrics import SchedulerCollector
 from router.replica import Loss, ReplicaLink
 from router.replica_state import ReplicaShape
 from router.request import Request
+from router.server_state import server_state
 from router.stats import CoreStats
 from settings.tracing import Tracing
 
@@ -96,15 +94,12 @@ class Scheduler:
         self._rng = rng if rng is not None else random.Random()
         self._on_limits = on_limits
         self._tracing = tracing
-        self._sends: dict[int, Send] = {}
-        self._n_conns = 0
+        self._connections = Connections()
         self._suspects: dict[int, tuple[str, list[Request]]] = {}
+        """By replica: who it was when it fell silent, and what it ran."""
         self._closing: set[str] = set()
         """Ids of workers that are to be taken away."""
-        """By replica: who it was when it fell silent, and what it ran."""
         self._background: set[asyncio.Task[None]] = set()
-        self._preparing: set[tuple[int, int]] = set()
-        """(connection, id) of requests whose grammar is being compiled."""
         self._grammars = GrammarBook(spawn=self._spawn, on_ready=self._pump_soon)
         self._pumping = False
         self._draining = False
@@ -116,6 +111,20 @@ class Scheduler:
             clock=clock,
             owner=self,
             on_task_done=self._on_task_done,
+        )
+        self.intake = Intake(
+            IntakeHost(
+                core=lambda: self.core,
+                why_not_ready=lambda: self._state.reason,
+                links=lambda: self.fleet.links.values(),
+                clock=clock,
+                spawn=self._spawn,
+                on_accepted=self._accepted,
+            ),
+            connections=self._connections,
+            grammars=self._grammars,
+            max_concurrent_requests=config.max_concurrent_requests,
+            retry_after_s=config.retry_after_s,
         )
         self._state = self._make_state()
         self._admin = AdminOps(self, SchedulerCollector(self))
@@ -191,17 +200,16 @@ class Scheduler:
     # ---- SchedulerPort ----
 
     def attach(self, send: Send) -> int:
-        self._n_conns += 1
-        self._sends[self._n_conns] = send
+        conn = self._connections.add(send)
         send(self._state)
-        return self._n_conns
+        return conn
 
     def receive(self, conn: int, message: ToScheduler) -> None:
         with self._guard():
             if isinstance(message, Submit):
-                self._submit(conn, message.requests)
+                self.intake.submit(conn, message.requests)
             elif isinstance(message, Cancel):
-                self._preparing.difference_update((conn, request_id) for request_id in message.ids)
+                self.intake.cancel(conn, message.ids)
                 if self.core is not None:
                     self.core.cancel(conn, message.ids)
                     self._note_idle()
@@ -213,84 +221,22 @@ class Scheduler:
 
     def detach(self, conn: int) -> None:
         with self._guard():
-            self._sends.pop(conn, None)
-            self._preparing = {place for place in self._preparing if place[0] != conn}
+            self._connections.remove(conn)
+            self.intake.disconnect(conn)
             if self.core is not None:
                 self.core.disconnect(conn)
                 self._note_idle()
                 self._pump_soon()
 
-    def _submit(self, conn: int, requests: list[RequestSpec]) -> None:
-        ids = [request.id for request in requests]
-        grammars = {r.grammar for r in requests if r.grammar is not None}
-        core = self.core
-        if (
-            grammars
-            and core is not None
-            and "grammar" in core.limits.features
-            and all(g.kind in Grammar.Kind.values() for g in grammars)
-        ):
-            if len(self._preparing) + core.n_requests + len(ids) > self.config.max_concurrent_requests:
-                send = self._sends.get(conn)
-                if send is not None:
-                    send(Refused(ids=ids, error=core.overloaded(len(self._preparing) + len(ids)).info))
-                return
-            self._preparing.update((conn, request_id) for request_id in ids)
-            self._spawn(self._prepare_and_accept(core, conn, requests, grammars), "accept")
-            return
-        self._accept(conn, ids, requests)
-
-    def _accept(self, conn: int, ids: list[int], requests: list[RequestSpec]) -> None:
-        send = self._sends.get(conn)
-        if send is None:
-            return
-        try:
-            if self.core is None:
-                raise UnavailableError(
-                    f"not ready: {self._state.reason}", retry_after_s=self.config.retry_after_s
-                )
-            self.core.submit(conn, requests, now=self._clock())
-        except RouterError as error:
-            send(Refused(ids=ids, error=error.info))
-            return
-        send(Accepted(ids=ids))
-        self._idle.clear()
-        self._pump_soon()
-
-    async def _prepare_and_accept(
-        self, core: SchedulerCore, conn: int, requests: list[RequestSpec], grammars: set[GrammarSpec]
-    ) -> None:
-        """Grammars are compiled before the request is queued, off the step path."""
-        ids = [request.id for request in requests]
-        refusal: RouterError | None = None
-        try:
-            for spec in grammars:
-                await self._grammars.ensure(
-                    core, self.fleet.links.values(), grammar_of(spec), param=spec.param
-                )
-        except RouterError as error:
-            refusal = error
-        # The client may have gone meanwhile.
-        kept = [request for request in requests if (conn, request.id) in self._preparing]
-        self._preparing.difference_update((conn, request_id) for request_id in ids)
-        if refusal is not None:
-            send = self._sends.get(conn)
-            if send is not None:
-                send(Refused(ids=ids, error=refusal.info))
-        elif kept:
-            self._accept(conn, ids, kept)
-            for spec in grammars:  # to replicas that came meanwhile
-                self._grammars.spread(core, self.fleet.links.values(), grammar_of(spec))
-
     def _call(self, conn: int, call: AdminCall) -> None:
-        send = self._sends[conn]
         try:
-            send(AdminReply(call_id=call.call_id, value=self._admin.call(call.op, call.args)))
+            reply = AdminReply(call_id=call.call_id, value=self._admin.call(call.op, call.args))
         except RouterError as error:
-            send(AdminReply(call_id=call.call_id, error=error.info))
+            reply = AdminReply(call_id=call.call_id, error=error.info)
         except AssertionError as error:
             info = ErrorInfo(status=500, type="server_error", message=f"an invariant is broken: {error}")
-            send(AdminReply(call_id=call.call_id, error=info))
+            reply = AdminReply(call_id=call.call_id, error=info)
+        self._connections.send(conn, reply)
 
     # ---- LinkOwner ----
 
@@ -436,9 +382,11 @@ class Scheduler:
     def _flush(self) -> None:
         assert self.core is not None
         for conn, events in self.core.outbox.take():
-            send = self._sends.get(conn)
-            if send is not None:
-                send(events)
+            self._connections.send(conn, events)
+
+    def _accepted(self) -> None:
+        self._idle.clear()
+        self._pump_soon()
 
     def _note_idle(self) -> None:
         if self._draining and (self.core is None or self.core.n_requests == 0):
@@ -460,37 +408,20 @@ class Scheduler:
     # ---- state ----
 
     def _make_state(self) -> ServerState:
-        n_live = self.fleet.n_live
-        if self.failed.done():
-            reason = "the scheduler has failed"
-        elif self._draining:
-            reason = "draining"
-        elif n_live == 0:
-            reason = self.fleet.why_none()
-        elif self.core is not None and self.core.replicas and self._every_replica_closes(self.core):
-            reason = "every worker drains: requests wait until one is back"
-        else:
-            reason = ""
-        return ServerState(
-            ready=not reason,
-            reason=reason,
+        return server_state(
+            failed=self.failed.done(),
             draining=self._draining,
+            fleet=self.fleet,
+            core=self.core,
             model=self.model,
-            n_replicas_live=n_live,
-            n_replicas_known=len(self.fleet.links),
         )
-
-    @staticmethod
-    def _every_replica_closes(core: SchedulerCore) -> bool:
-        return all(rs.closing for rs in core.replicas.values())
 
     def _push_state(self) -> None:
         state = self._make_state()
         if state == self._state:
             return
         self._state = state
-        for send in list(self._sends.values()):
-            send(state)
+        self._connections.tell_all(state)
 
     @property
     def state(self) -> ServerState:

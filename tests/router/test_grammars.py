@@ -50,7 +50,7 @@ async def test_a_slow_compiler_holds_up_nobody_else() -> None:
         client = LocalClient(s)
         worker.faults.hang_compiler()
         waiting = asyncio.create_task(ask(client, text(10, seed=1), n_new=400, grammar=CHOICE))
-        await until(lambda: bool(s._preparing), "it is being compiled")
+        await until(lambda: bool(s.intake.preparing), "it is being compiled")
         for i in range(5):
             plain = await ask(client, text(10, seed=i), n_new=100)
             await plain.end()
@@ -60,7 +60,7 @@ async def test_a_slow_compiler_holds_up_nobody_else() -> None:
         answer = await waiting
         await answer.end()
         assert right(answer, worker)
-        assert not s._preparing
+        assert not s.intake.preparing
 
 
 async def test_one_worker_that_has_it_is_enough() -> None:
@@ -99,9 +99,9 @@ async def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:
         client = LocalClient(s)
         worker.faults.hang_compiler()
         waiting = asyncio.create_task(ask(client, text(10, seed=1), n_new=400, grammar=CHOICE))
-        await until(lambda: bool(s._preparing), "it is being compiled")
+        await until(lambda: bool(s.intake.preparing), "it is being compiled")
         waiting.cancel()
-        await until(lambda: not s._preparing, "it was given up")
+        await until(lambda: not s.intake.preparing, "it was given up")
         worker.faults.unhang_compiler()
         await until(lambda: len(worker.runner.prepared) == 1, "compiled all the same")
         answer = await ask(client, text(5, seed=1), n_new=5)
@@ -117,7 +117,7 @@ async def test_what_is_being_compiled_counts_as_a_request() -> None:
         waiting = asyncio.create_task(
             ask_all(client, [text(10, seed=1), text(10, seed=2)], n_new=400, grammar=CHOICE)
         )
-        await until(lambda: len(s._preparing) == 2, "both are being compiled")
+        await until(lambda: len(s.intake.preparing) == 2, "both are being compiled")
         with pytest.raises(RefusedError) as refused:
             await ask(client, text(5, seed=3), grammar=OTHER)
         assert refused.value.error.status == 429
