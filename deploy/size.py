@@ -114,7 +114,7 @@ def report(name: str, spec: ModelSpec, wanted: Wanted, size: Size) -> str:
         f"- weights in {wanted.dtype:<18} {size.weights / GIB:10.2f} GiB",
         f"- largest step, at most         {size.step / GIB:10.2f} GiB  ({wanted.max_batch_prefill_tokens} "
         f"prompt tokens and {wanted.max_batch_size} rows)",
-        f"= x {wanted.wiggle_room:g} for the KV cache      {size.kv / GIB:10.2f} GiB",
+        f"{f'= x {wanted.wiggle_room:g} for the KV cache':<32}{size.kv / GIB:10.2f} GiB",
         "",
         f"A token takes {size.kv_per_token:,} bytes of KV ({kv}).",
         f"max_batch_total_tokens is about {size.n_tokens:,}: {size.n_requests:.0f} requests of "

@@ -77,6 +77,13 @@ def test_the_arithmetic_adds_up() -> None:
     assert f"{size.n_tokens:,}" in text
 
 
+@pytest.mark.parametrize("wiggle_room", [0.5, 0.95, 1.0])
+def test_the_figures_stand_in_one_column(wiggle_room: float) -> None:
+    spec, wanted = spec_from_config(LLAMA_8B), Wanted(memory_gib=140, wiggle_room=wiggle_room)
+    lines = report("m", spec, wanted, size_of(spec, wanted)).splitlines()
+    assert {line.index(" GiB") for line in lines if " GiB" in line} == {42}
+
+
 def test_what_does_not_fit_says_what_would() -> None:
     spec = spec_from_config(LLAMA_8B)
     with pytest.raises(
