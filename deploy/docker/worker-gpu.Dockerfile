@@ -67,7 +67,7 @@ ARG KV_CACHE_DTYPES=auto,fp8_e4m3,fp8_e5m2
 ARG PREBUILD_FLAGS=--sliding-window
 ARG MAX_JOBS
 COPY worker/__init__.py /src/worker/
-COPY worker/gpu/__init__.py worker/gpu/prebuild.py /src/worker/gpu/
+COPY worker/gpu/__init__.py worker/gpu/prebuild.py worker/gpu/triton_cache.py /src/worker/gpu/
 # The finished libraries lie where FlashInfer looks before it would compile; /kernels has them for the last stage.
 RUN FLASHINFER_WORKSPACE_BASE=/tmp/kernels PYTHONPATH=/src PATH=/opt/cuda/bin:$PATH MAX_JOBS=${MAX_JOBS:-$(nproc)} \
     /opt/venv/bin/python -m worker.gpu.prebuild --arch "$CUDA_ARCHS" --head-dim "$HEAD_DIMS" \

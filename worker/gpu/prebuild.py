@@ -5,6 +5,9 @@
 The libraries are installed where FlashInfer looks for ready-made ones, inside its own package, and are then
 loaded without a compiler. `--archive` also writes them into a tar file, and `--from` installs such a file
 instead of compiling. No GPU is needed, only nvcc and a stub of libcuda.
+
+The worker's own kernels are compiled by Triton when it first starts. On a host where it has run,
+`--triton-cache` puts them into the archive as well, so that a start elsewhere compiles nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from worker.gpu import triton_cache
 
 
 def backends_for(arch: str) -> tuple[str, ...]:
@@ -69,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-cache-dtype", default="auto", help="comma-separated: auto, fp8_e4m3, fp8_e5m2")
     parser.add_argument("--sliding-window", action="store_true", help="also the variants with a window")
     parser.add_argument("--archive", type=Path, help="write the libraries into this .tgz as well")
+    parser.add_argument(
+        "--triton-cache", action="store_true", help="the archive also takes what Triton compiled on this host"
+    )
     parser.add_argument("--from", dest="source", type=Path, help="install this archive; compile nothing")
     args = parser.parse_args(argv)
     archs = args.arch.split(",")
@@ -109,6 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tarfile.open(args.archive, "w:gz") as archive:
             for spec in wanted:
                 archive.add(spec.aot_path, arcname=f"{spec.name}/{spec.aot_path.name}")
+            if args.triton_cache:
+                n_kernels = triton_cache.add_to(archive, triton_cache.cache_dir())
+                print(f"{n_kernels} Triton kernels from {triton_cache.cache_dir()}")
     print(f"done in {time.monotonic() - started:.0f} s", flush=True)
     return 0
 
@@ -119,9 +130,16 @@ def _install_archive(source: Path) -> int:
     target = Path(env.FLASHINFER_AOT_DIR)
     target.mkdir(parents=True, exist_ok=True)
     with tarfile.open(source) as archive:
-        archive.extractall(target, filter="data")
-        names = archive.getnames()
-    print(f"installed {len(names)} libraries into {target}")
+        libraries = [
+            member
+            for member in archive.getmembers()
+            if member.isfile() and not member.name.startswith(f"{triton_cache.PREFIX}/")
+        ]
+        archive.extractall(target, members=libraries, filter="data")
+        n_kernels = triton_cache.install(archive, triton_cache.cache_dir())
+    print(f"installed {len(libraries)} libraries into {target}")
+    if n_kernels:
+        print(f"installed {n_kernels} Triton kernels into {triton_cache.cache_dir()}")
     return 0
 
 

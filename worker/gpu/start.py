@@ -19,7 +19,9 @@ from worker.gpu.choices import most_decode_programs
 from worker.gpu.core import LAUNCH_DEPTH, CoreShape, GpuCore
 from worker.gpu.device import Gpu, check_model, find_gpu
 from worker.gpu.graph_sizes import graph_sizes
+from worker.gpu.kernel_files import check_kernels
 from worker.gpu.memory import Measured, gpu_kv_budget
+from worker.gpu.prebuild import specs
 from worker.gpu.runner import GpuRunner
 from worker.gpu.token_sizes import measure
 from worker.gpu.warmup import blocks_for_largest_step, largest_step
@@ -60,6 +62,7 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
     spec = spec_from_config(checkpoint.config)
     check_model(spec)
     dtype, kv_dtype = _dtypes(config)
+    _check_kernels(gpu, spec, config, dtype=dtype, kv_dtype=kv_dtype)
     grammars = make_grammar_rows(config, checkpoint)
     torch.cuda.set_device(gpu.device)
     started = time.perf_counter()
@@ -139,6 +142,25 @@ def make_gpu_runner(config: WorkerConfig, checkpoint: Checkpoint) -> GpuRunner:
         launch_depth=LAUNCH_DEPTH,
     )
     return GpuRunner(core, capacity, use_graphs=bool(shape.graph_sizes), grammars=grammars)
+
+
+def _check_kernels(
+    gpu: Gpu, spec: ModelSpec, config: WorkerConfig, *, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    arch = f"{gpu.capability[0]}.{gpu.capability[1]}"
+    with_fa3 = arch == "9.0" and kv_dtype == dtype
+    found = specs(
+        arch=arch,
+        head_dims=[spec.head_dim],
+        dtypes=[str(dtype)[6:]],
+        kv_dtypes=["auto" if kv_dtype == dtype else config.kv_cache_dtype],
+        windows=any(spec.sliding_windows or ()),
+    )
+    check_kernels(
+        [kernel for kernel in found if kernel.name.endswith("_sm90") == with_fa3],
+        arch="9.0a" if arch == "9.0" else arch,
+        head_dim=spec.head_dim,
+    )
 
 
 def _dtypes(config: WorkerConfig) -> tuple[torch.dtype, torch.dtype]:
