@@ -26,8 +26,8 @@ from worker.models.config import spec_from_config
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 99, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 64,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 99,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
 }  # fmt: skip
 GIB = 1 << 30
 
