@@ -175,6 +175,8 @@ def render_chat(
 
 def _refuse_unserved(request: ChatRequest) -> None:
     """What can't be honoured is said, not ignored."""
+    if request.moderation is not None:
+        raise invalid("'moderation' is not available on this server.", param="moderation", code="unsupported")
     if request.audio is not None or any(kind != "text" for kind in request.modalities or ()):
         field = "audio" if request.audio is not None else "modalities"
         raise invalid(f"'{field}': this model writes text only.", param=field, code="unsupported")

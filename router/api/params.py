@@ -14,6 +14,7 @@ from router.ipc.messages import ModelInfo, SamplingSpec
 
 _U64 = (1 << 64) - 1
 _MAX_PRIORITY = 1 << 31
+_UNSERVED = ("use_beam_search", "allowed_token_ids", "bad_words", "truncate_prompt_tokens")
 
 
 class ParamLimits(Protocol):
@@ -89,6 +90,7 @@ def build_params(
     best_of: int | None = None,
 ) -> Params:
     """Raises ApiError (400) naming the field, its value and the limit."""
+    _refuse_unserved(request)
     n = _integer("n", request.n, default=1, low=1, high=limits.max_n)
     if max_tokens is not None and max_tokens < 1:
         raise _out_of_range(max_tokens_field, max_tokens, "must be at least 1")
@@ -147,6 +149,13 @@ def build_params(
         return_token_ids=bool(request.return_token_ids),
         every_token=every_token,
     )
+
+
+def _refuse_unserved(request: GenerationRequest) -> None:
+    """vLLM's fields without which the answer would be another one."""
+    for field in _UNSERVED:
+        if getattr(request, field):
+            raise invalid(f"'{field}' is not available on this server.", param=field, code="unsupported")
 
 
 def _best_of(best_of: int | None, *, n: int, stream: bool, limits: ParamLimits) -> int:

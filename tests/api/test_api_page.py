@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParams
+from openai.types.completion_create_params import CompletionCreateParams as TextCreateParams
+from openai.types.responses.response_create_params import ResponseCreateParams
 
 from router.api.responses.schema import ResponsesRequest
 from router.api.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -22,6 +26,27 @@ TABLES = [
     set(ResponsesRequest.__struct_fields__),
     set(GenerateParameters.__struct_fields__),
 ]
+
+
+@pytest.mark.parametrize(
+    ("params", "ours"),
+    [
+        (CompletionCreateParams, ChatRequest),
+        (TextCreateParams, CompletionRequest),
+        (ResponseCreateParams, ResponsesRequest),
+    ],
+    ids=["chat", "completions", "responses"],
+)
+def test_every_field_of_openai_s_client_is_known(params: Any, ours: Any) -> None:
+    """Known here, they have a row (below)."""
+    fields = {name for kind in get_args(params) for name in get_type_hints(kind)}
+    assert len(fields) > 15
+    assert fields <= set(ours.__struct_fields__)
+
+
+def test_every_parameter_of_tgi_s_client_is_known() -> None:
+    types = pytest.importorskip("text_generation.types")
+    assert set(types.Parameters.model_fields) <= set(GenerateParameters.__struct_fields__)
 
 
 def _tables() -> list[list[list[str]]]:

@@ -19,6 +19,8 @@ IGNORED: dict[str, Any] = {
     "web_search_options": {},
     "safety_identifier": "s",
     "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "auto"},
+    "prompt_cache_retention": "24h",
     "service_tier": "priority",
     "store": True,
     "metadata": {"a": 1},
@@ -44,7 +46,18 @@ async def test_ignored(make_api: MakeApi, field: str) -> None:
     )
 
 
-@pytest.mark.parametrize("fields", [{"audio": {"voice": "x"}}, {"modalities": ["text", "audio"]}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"audio": {"voice": "x"}},
+        {"modalities": ["text", "audio"]},
+        {"moderation": {"model": "x"}},
+        {"use_beam_search": True},
+        {"allowed_token_ids": [5]},
+        {"bad_words": ["x"]},
+        {"truncate_prompt_tokens": 5},
+    ],
+)
 async def test_refused(make_api: MakeApi, fields: dict[str, Any]) -> None:
     api = make_api(ANSWER)
     response = await api.chat(**fields)

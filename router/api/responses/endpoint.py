@@ -13,6 +13,7 @@ from router.api.responses.schema import ResponsesRequest
 from router.api.schema import ChatRequest
 
 _LOGPROBS = "message.output_text.logprobs"
+_UNSERVED = ("moderation", "context_management")
 _NEEDS_MEMORY = ("previous_response_id", "conversation", "prompt", "background")
 
 
@@ -59,6 +60,9 @@ def _refuse_unserved(request: ResponsesRequest) -> None:
                 param=field,
                 code="unsupported",
             )
+    for field in _UNSERVED:
+        if getattr(request, field):
+            raise invalid(f"'{field}' is not available on this server.", param=field, code="unsupported")
     if request.truncation == "auto":
         raise invalid(
             "'truncation' \"auto\" is not available: nothing is cut out of a conversation here.",

@@ -188,6 +188,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "c"}, "conversation"),
     ({"background": True}, "background"),
+    ({"moderation": {"model": "x"}}, "moderation"),
+    ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"truncation": "auto"}, "truncation"),
     ({"top_logprobs": 99}, "top_logprobs"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -209,7 +211,14 @@ async def test_bad_requests(make_api: MakeApi, fields: dict[str, Any], param: st
 
 
 async def test_what_a_stateless_server_ignores(make_api: MakeApi) -> None:
-    fields = {"store": True, "include": ["reasoning.encrypted_content"], "user": "u", "service_tier": "auto"}
+    fields: dict[str, Any] = {
+        "store": True,
+        "include": ["reasoning.encrypted_content"],
+        "user": "u",
+        "service_tier": "auto",
+    }
+    fields |= {"prompt_cache_options": {}, "prompt_cache_retention": "24h", "image": {"detail": "low"}}
+    fields |= {"background_options": {}, "access_programs": [], "safety_identifier": "x"}
     response = await _respond(make_api(HELLO), truncation="disabled", **fields)
     assert response.status_code == 200
     assert response.json()["store"] is False
