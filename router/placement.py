@@ -38,6 +38,14 @@ class Prospect:
     cost: float
 
 
+@dataclass(slots=True)
+class Left:
+    """What one composition has left to another replica so far."""
+
+    n_rows: int = 0
+    cost: float = 0.0
+
+
 def prospect(rs: ReplicaState, request: Request, *, prefix_caching: bool) -> Prospect:
     """Exact for what is cached; a prefix that a running row is about to compute counts as cached, for whoever
     waits for it."""

@@ -16,7 +16,7 @@ from router.budget import AnswerLengths
 from router.chunks import chunk_size
 from router.dealing import Placement, dealt
 from router.pace import pace_of
-from router.placement import Prospect, by_cost, fits, load_cost, prospect
+from router.placement import Left, Prospect, by_cost, fits, load_cost, prospect
 from router.plan import StepPlan
 from router.policy_limits import PolicyLimits
 from router.preemption import fewest_to_preempt
@@ -28,14 +28,6 @@ MAX_SCANNED = 256
 """Waiting requests that one composition looks at."""
 MAX_BLOCKED = 8
 """Waiting requests that did not fit, after which one composition looks no further."""
-
-
-@dataclass(slots=True)
-class Left:
-    """What one composition has left to another replica so far."""
-
-    n_rows: int = 0
-    cost: float = 0.0
 
 
 @dataclass(slots=True)

@@ -18,13 +18,12 @@ from typing import Any
 
 import structlog
 
-from allocator.factory import make_allocator
-from allocator.interface import Allocator
 from proto.worker_pb2 import Capacity, StepResult
 from router.admin import AdminOps
 from router.config import RouterConfig
 from router.connections import Connections
 from router.core import SchedulerCore
+from router.core_factory import make_core
 from router.discovery import Lookup, look_up
 from router.errors import InvalidRequestError, RouterError, UnavailableError
 from router.fleet import Fleet
@@ -48,14 +47,12 @@ from router.limits import (
     arithmetic,
     check_replica,
     model_info,
-    policy_limits,
     resolve_limits,
     shape_of,
 )
 from router.loop_stats import LoopStats
 from router.metrics import SchedulerCollector
 from router.replica import Loss, ReplicaLink
-from router.replica_state import ReplicaShape
 from router.request import Request
 from router.server_state import server_state
 from router.stats import CoreStats
@@ -315,18 +312,7 @@ class Scheduler:
     def _make_core(self, capacity: Capacity) -> None:
         """Raises ConfigError when the settings don't fit this worker: the process ends with it."""
         limits = resolve_limits(self.config, capacity)
-        self.core = SchedulerCore(
-            limits=limits,
-            policy=policy_limits(self.config, limits),
-            make_allocator=self._allocator,
-            window=self.config.window,
-            max_concurrent_requests=self.config.max_concurrent_requests,
-            default_deadline_s=self.config.default_deadline_s,
-            retry_after_s=self.config.retry_after_s,
-            rng=self._rng,
-            stats=self.stats,
-            tracing=self._tracing,
-        )
+        self.core = make_core(self.config, limits, rng=self._rng, stats=self.stats, tracing=self._tracing)
         self.core.draining = self._draining
         self.limits = limits
         self.model = model_info(self.config, limits)
@@ -341,13 +327,6 @@ class Scheduler:
             self.limits = replace(self.limits, features=(*self.limits.features, *further))
             self.core.limits = self.limits
             self.model = model_info(self.config, self.limits)
-
-    def _allocator(self, shape: ReplicaShape) -> Allocator:
-        return make_allocator(
-            n_blocks=shape.n_blocks + 1,
-            block_size=shape.block_size,
-            prefix_caching=self.config.prefix_caching,
-        )
 
     # ---- steps ----
 

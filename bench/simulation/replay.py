@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allocator.factory import make_allocator
 from bench.arrivals import poisson_arrivals_s
 from bench.measures import RequestRecord
 from bench.scenarios import Case
@@ -23,8 +22,9 @@ from proto.version import PROTOCOL_VERSION
 from proto.worker_pb2 import Capacity, Step, StepResult
 from router.config import RouterConfig
 from router.core import SchedulerCore
+from router.core_factory import make_core
 from router.ipc.messages import RequestSpec, SamplingSpec
-from router.limits import policy_limits, resolve_limits, shape_of
+from router.limits import resolve_limits, shape_of
 from worker.rows import RowTable
 
 N_SPECIAL = 16
@@ -206,19 +206,6 @@ class Replay:
 
 def _core(config: RouterConfig, capacity: Capacity, *, seed: int) -> SchedulerCore:
     limits = resolve_limits(config, capacity)
-    core = SchedulerCore(
-        limits=limits,
-        policy=policy_limits(config, limits),
-        make_allocator=lambda shape: make_allocator(
-            n_blocks=shape.n_blocks + 1,
-            block_size=shape.block_size,
-            prefix_caching=config.prefix_caching,
-        ),
-        window=config.window,
-        max_concurrent_requests=config.max_concurrent_requests,
-        default_deadline_s=config.default_deadline_s,
-        retry_after_s=config.retry_after_s,
-        rng=random.Random(seed),
-    )
+    core = make_core(config, limits, rng=random.Random(seed))
     core.replica_up(_REPLICA, shape=shape_of(limits, config, capacity), generation=1)
     return core

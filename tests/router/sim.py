@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from allocator.factory import make_allocator
 from proto.codec import pack_i32, unpack_i32
 from proto.version import PROTOCOL_VERSION
 from proto.worker_pb2 import Capacity, Sampling, Step, StepResult
 from router.config import RouterConfig
-from router.core import SchedulerCore
+from router.core_factory import make_core
 from router.ipc.messages import ErrorInfo, FinishReason, RequestSpec, SamplingSpec, Started, StepEvents
-from router.limits import policy_limits, resolve_limits, shape_of
-from router.replica_state import ReplicaShape
+from router.limits import resolve_limits, shape_of
 from settings.tracing import Tracing
 from worker.config import WorkerConfig
 from worker.fake import FakeRunner, FakeTiming, expected_tokens, make_fake_runner
@@ -112,30 +110,13 @@ class Sim:
         self.vocab = runner.vocab
         self.capacity = capacity_of(runner)
         self.limits = resolve_limits(self.config, self.capacity)
-        self.core = SchedulerCore(
-            limits=self.limits,
-            policy=policy_limits(self.config, self.limits),
-            make_allocator=self._allocator,
-            window=self.config.window,
-            max_concurrent_requests=self.config.max_concurrent_requests,
-            default_deadline_s=self.config.default_deadline_s,
-            retry_after_s=self.config.retry_after_s,
-            rng=random.Random(seed),
-            tracing=tracing,
-        )
+        self.core = make_core(self.config, self.limits, rng=random.Random(seed))
         for i in range(n_replicas):
             self.up(i)
 
     def _runner(self) -> FakeRunner:
         timing = FakeTiming(clock=lambda: 0.0, wait=lambda s: None)
         return make_fake_runner(self.worker_config, timing=timing)
-
-    def _allocator(self, shape: ReplicaShape) -> Any:
-        return make_allocator(
-            n_blocks=shape.n_blocks + 1,
-            block_size=shape.block_size,
-            prefix_caching=self.config.prefix_caching,
-        )
 
     # ---- replicas ----
 
