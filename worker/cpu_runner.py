@@ -1,4 +1,5 @@
-"""Computes steps on the CPU: decode rows and prompt chunks in one forward pass.
+"""Computes steps on the CPU: decode rows and prompt chunks in one forward pass. The runner itself works on
+whatever device its decoder lies on.
 
 Owns the weights, the KV cache and each row's last sampled token. `launch` computes the whole step before it
 returns; `collect` hands out its result.
@@ -150,17 +151,20 @@ class CpuRunner:
             for index in range(batch.n_decode, len(batch.rows))
             if self._rows[int(batch.rows[index])].prompt_logprobs
         ]
-        keep = None if prompt_rows else torch.from_numpy(wanted)
-        hidden = self._decoder.hidden(torch.from_numpy(tokens), self._attention, keep)
+        keep = None if prompt_rows else self._tensor(wanted)
+        hidden = self._decoder.hidden(self._tensor(tokens), self._attention, keep)
         prompt_logprobs = [self._prompt_logprobs(batch, index, hidden, ends) for index in prompt_rows]
         if prompt_rows:
-            hidden = hidden.index_select(0, torch.from_numpy(wanted))
+            hidden = hidden.index_select(0, self._tensor(wanted))
         if len(sampling):
             sampled = self._sample(batch, hidden, sampling, job)
         else:
             sampled = _nothing(batch.seq)
         sampled.prompt_logprobs = [part for part in prompt_logprobs if part is not None]
         return sampled
+
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._decoder.device)
 
     def _input_tokens(self, batch: StepBatch) -> I32:
         n = batch.n_decode
@@ -180,11 +184,11 @@ class CpuRunner:
         logits = self._decoder.logits(hidden)
         masks = job.wait() if job is not None else None
         result = self._sampler.sample(logits, rows, batch.kv_lens[sampling], masks=masks)
-        tokens = result.tokens.numpy().astype(np.int32)
+        tokens = result.tokens.cpu().numpy().astype(np.int32)
         self._last_token[rows] = tokens
         if self._grammars is not None:
             self._grammars.accept(rows, tokens)
-        usable, finite = result.usable.numpy(), result.finite.numpy()
+        usable, finite = result.usable.cpu().numpy(), result.finite.cpu().numpy()
         dead_ends = masks.errors if masks is not None else {}
         errors = []
         for index, row in enumerate(rows.tolist()):
@@ -214,7 +218,7 @@ class CpuRunner:
         last = min(kv_len + 1, info.n_prompt)
         if last <= first:
             return None
-        targets = torch.from_numpy(batch.tokens[row, first:last].astype(np.int64))
+        targets = self._tensor(batch.tokens[row, first:last].astype(np.int64))
         start = int(ends[index]) - q_len
         n_top = min(info.prompt_logprobs - 1, self._capacity.vocab_size)
         chosen, top_ids, top_values = [], [], []
@@ -231,10 +235,10 @@ class CpuRunner:
             row=row,
             epoch=int(batch.epochs[index]),
             start=first,
-            chosen=pack_f32(torch.cat(chosen).numpy()),
+            chosen=pack_f32(torch.cat(chosen).cpu().numpy()),
             n_top=n_top,
-            top_ids=pack_i32(torch.cat(top_ids).numpy()) if n_top else b"",
-            top_values=pack_f32(torch.cat(top_values).numpy()) if n_top else b"",
+            top_ids=pack_i32(torch.cat(top_ids).cpu().numpy()) if n_top else b"",
+            top_values=pack_f32(torch.cat(top_values).cpu().numpy()) if n_top else b"",
         )
 
 
@@ -359,8 +363,8 @@ def _pack_logprobs(raw: RawLogprobs) -> SampledLogprobs:
     inside = np.arange(raw.top_ids.shape[1]) < n_top[:, None]
     return SampledLogprobs(
         index=raw.index.astype(np.int32),
-        chosen=raw.chosen.numpy(),
+        chosen=raw.chosen.cpu().numpy(),
         n_top=n_top.astype(np.int32),
-        top_ids=raw.top_ids.numpy()[inside].astype(np.int32),
-        top_values=raw.top_values.numpy()[inside],
+        top_ids=raw.top_ids.cpu().numpy()[inside].astype(np.int32),
+        top_values=raw.top_values.cpu().numpy()[inside],
     )
