@@ -110,7 +110,7 @@ class Sim:
         self.vocab = runner.vocab
         self.capacity = capacity_of(runner)
         self.limits = resolve_limits(self.config, self.capacity)
-        self.core = make_core(self.config, self.limits, rng=random.Random(seed))
+        self.core = make_core(self.config, self.limits, rng=random.Random(seed), tracing=tracing)
         for i in range(n_replicas):
             self.up(i)
 
