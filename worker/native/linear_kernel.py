@@ -77,7 +77,7 @@ def scratch_floats() -> int:
 
 @functools.cache
 def linear_kernel(bits: int, *, x_stride: int) -> LinearKernel:
-    """Takes about a quarter of a second the first time."""
+    """Takes about half a second the first time."""
     code = Compiled(_write(bits, x_stride, _unit()))
     return LinearKernel(code.address("linear"), code.address("gated"), code)
 
