@@ -23,6 +23,7 @@ class AdminOps:
         self._scheduler = scheduler
         self._collector = collector
         self._ops: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+            "ping": lambda _: None,
             "state": self._state,
             "live": LiveView(scheduler).value,
             "metrics": self._metrics,

@@ -99,7 +99,7 @@ class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
 
 
 class AdminCall(msgspec.Struct, tag="admin", kw_only=True):
-    """`op` is one of: "state", "live", "metrics", "cache", "flush_cache", "check", "drain",
+    """`op` is one of: "ping", "state", "live", "metrics", "cache", "flush_cache", "check", "drain",
     "drain_replica"."""
 
     call_id: int

@@ -1,4 +1,5 @@
-"""The API's side of the socket. It connects again by itself until closed."""
+"""The API's side of the socket. It connects again by itself until closed, and notices a scheduler that is
+stopped or stuck."""
 
 from __future__ import annotations
 
@@ -9,15 +10,29 @@ import os
 import socket
 from typing import cast
 
+import msgspec
 import structlog
 
 from router.ipc.address import IpcAddress
-from router.ipc.dispatch import Dispatcher
+from router.ipc.dispatch import DISCONNECTED, Dispatcher
 from router.ipc.framing import Codec, FrameBuffer, FrameError
-from router.ipc.messages import IPC_VERSION, Hello, ToApi, ToScheduler, Welcome
+from router.ipc.messages import (
+    IPC_VERSION,
+    AdminCall,
+    Cancel,
+    Hello,
+    ServerState,
+    ToApi,
+    ToScheduler,
+    Welcome,
+)
+from router.ipc.pulse import INTERVAL_S, Pulse, PulseCheck
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
+_NO_REPLY = 0
+"""The call id of a ping, whose answer nobody awaits."""
+_SILENT = msgspec.structs.replace(DISCONNECTED, reason="the scheduler does not answer")
 
 log = structlog.get_logger("router.ipc")
 
@@ -25,20 +40,26 @@ log = structlog.get_logger("router.ipc")
 class SocketClient(Dispatcher):
     """Implements `SchedulerClient`. Made by `connect`."""
 
-    def __init__(self, address: IpcAddress, *, api_id: str) -> None:
+    def __init__(self, address: IpcAddress, *, api_id: str, ping_s: float) -> None:
         super().__init__()
         self._address = address
         self._api_id = api_id
+        self._ping_s = ping_s
+        self._silent = False
         self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    def connect(cls, address: str, *, api_id: str = "") -> SocketClient:
+    def connect(cls, address: str, *, api_id: str = "", ping_s: float = INTERVAL_S) -> SocketClient:
         """Returns at once; `wait_ready` waits for a scheduler that is ready. Raises ConfigError when
         `address` is none."""
-        client = cls(IpcAddress.parse(address), api_id=api_id or f"api-{os.getpid()}")
+        client = cls(IpcAddress.parse(address), api_id=api_id or f"api-{os.getpid()}", ping_s=ping_s)
         client._task = asyncio.get_running_loop().create_task(client._stay_connected())
         return client
+
+    @property
+    def state(self) -> ServerState:
+        return _SILENT if self._silent else self._state
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -53,6 +74,8 @@ class SocketClient(Dispatcher):
         self._lost()
 
     def _send(self, message: ToScheduler) -> bool:
+        if self._silent and not isinstance(message, Cancel):
+            return False
         return self._connection is not None and self._connection.write(message)
 
     async def _stay_connected(self) -> None:
@@ -70,14 +93,34 @@ class SocketClient(Dispatcher):
             else:
                 self._connection = connection
                 connection.write(Hello(version=IPC_VERSION, api_id=self._api_id))
-                await connection.gone.wait()
+                pulse = loop.create_task(self._watch(connection))
+                try:
+                    await connection.gone.wait()
+                finally:
+                    pulse.cancel()
                 self._connection = None
+                self._silent = False
                 if connection.was_welcome:
                     log.warning("connection to the scheduler lost", address=str(self._address))
                     pause_s = FIRST_PAUSE_S
                 self._lost()
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _watch(self, connection: _Connection) -> None:
+        while True:
+            pulse = connection.pulse.ask()
+            if pulse is Pulse.LOST:
+                log.error("the scheduler has been silent for too long: its requests have failed")
+                connection.abort()
+                return
+            if self._silent != (pulse is Pulse.SILENT):
+                self._silent = pulse is Pulse.SILENT
+                log.warning(
+                    "the scheduler does not answer" if self._silent else "the scheduler answers again"
+                )
+            connection.write(AdminCall(call_id=_NO_REPLY, op="ping"))
+            await asyncio.sleep(self._ping_s)
 
 
 class _Connection(asyncio.Protocol):
@@ -88,6 +131,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.gone = asyncio.Event()
         self.was_welcome = False
+        self.pulse = PulseCheck()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface of asyncio.Transport without its class.
@@ -97,12 +141,13 @@ class _Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
+        self.pulse.heard()
         try:
             for frame in self._buffer.feed(data):
                 self._take(self._codec.to_api(frame))
         except FrameError as error:
             log.error("the scheduler speaks another protocol", cause=str(error))
-            self._abort()
+            self.abort()
 
     def _take(self, message: ToApi) -> None:
         if isinstance(message, Welcome):
@@ -112,7 +157,7 @@ class _Connection(asyncio.Protocol):
                     version=message.version,
                     expected=IPC_VERSION,
                 )
-                self._abort()
+                self.abort()
                 return
             self.was_welcome = True
         else:
@@ -128,7 +173,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
