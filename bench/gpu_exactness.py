@@ -5,9 +5,9 @@
 First the error of the logits is measured; then greedy and seeded texts are compared token by token: over
 every batch size from 1 to 40 and around every graph size, alone and among 200, graphs on and off, blocks of 1
 and 16 tokens, with cached prefixes and without, preempted and not. A token may differ only where the
-reference's two best values, noise included, are closer than the errors of two logits can explain, and below 1 %
-of the places do. Then the whole KV budget is filled, and the error with an 8-bit KV cache is measured. Exit code
-1 when a text is wrong or too many differ.
+reference's two best values, noise included, are closer than the errors of two logits can explain, and below
+1 % of the places do. Then the whole KV budget is filled, and the error with an 8-bit KV cache is measured.
+Exit code 1 when a text is wrong or too many differ.
 """
 
 from __future__ import annotations
