@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from router.api.decode import is_too_deep
 from router.api.errors import invalid
 
 CALL_ID = "function0"
@@ -81,7 +82,7 @@ def _function(function: object, path: str) -> dict[str, Any]:
     if not isinstance(function.get("name"), str):
         raise invalid(f"Missing required field: '{path}.name' must be a string.", param=f"{path}.name")
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
+    if isinstance(arguments, str) and not is_too_deep(arguments.encode(errors="replace")):
         # What a model wrote wrong it may see again.
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments or "{}")

@@ -17,6 +17,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _PATH = re.compile(r"^(?P<what>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
+_NESTING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
+"""Strings as a whole, and brackets."""
+_MAX_DEPTH = 200
 _MAX_KNOWN_UNKNOWNS = 256
 
 _log = structlog.get_logger("quire.api")
@@ -69,6 +72,8 @@ class BodyDecoder:
 
     def decode(self, body: bytes, kind: type[T]) -> T:
         """Raises ApiError (400) whose `param` is the path of the field at fault."""
+        if is_too_deep(body):
+            raise invalid(f"The request body is nested deeper than {_MAX_DEPTH} levels.", code="too_deep")
         try:
             fields = self._keys.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -89,6 +94,22 @@ class BodyDecoder:
             if len(self._seen) < _MAX_KNOWN_UNKNOWNS:
                 self._seen.add(name)
                 _log.info("unknown request field ignored", field=name[:100], body=kind.__name__)
+
+
+def is_too_deep(body: bytes) -> bool:
+    """What walks through a body calls itself for each level."""
+    if body.count(b"{") + body.count(b"[") <= _MAX_DEPTH:
+        return False
+    depth = 0
+    for match in _NESTING.finditer(body):
+        first = match[0][:1]
+        if first in b"{[":
+            depth += 1
+            if depth > _MAX_DEPTH:
+                return True
+        elif first in b"}]":
+            depth -= 1
+    return False
 
 
 def _field_error(error: msgspec.ValidationError) -> Exception:

@@ -61,11 +61,11 @@ def optional(content: Format) -> Format:
 
 
 def one_or_more(item: Format, *, separator: str, limit: int | None) -> Format:
-    """`limit`: 1 or None."""
+    """`limit`: 1 or None. The item stands there once, for schemas are long: a separator may end it too."""
     if limit == 1:
         return item
-    further = sequence(const(separator), item) if separator else item
-    return sequence(item, {"type": "star", "content": further})
+    content = sequence(item, optional(const(separator))) if separator else item
+    return {"type": "plus", "content": content}
 
 
 def text_not_beginning_with(words: Iterable[str]) -> Format:
@@ -82,8 +82,8 @@ def text_not_beginning_with(words: Iterable[str]) -> Format:
     return optional(sequence(regex(rf"\s{{0,8}}({'|'.join(patterns)})"), {"type": "any_text"}))
 
 
-_CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_ESCAPED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"} | {char: f"\\{char}" for char in r"\^$.|?*+()[]{}-"}
 
 
 def _escaped(char: str) -> str:
-    return char if char.isalnum() else _CONTROLS.get(char, f"\\{char}")
+    return _ESCAPED.get(char, char)

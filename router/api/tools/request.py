@@ -14,7 +14,7 @@ from router.api.tools.forced import ParseNamed, parse_required
 from router.api.tools.formats import Format, Marks
 from router.api.tools.lines import JSON, ToolLine
 from router.api.tools.message import MessageRules
-from router.api.tools.schemas import calls_schema, is_strict, parameters_of
+from router.api.tools.schemas import DEFINITIONS, calls_schema, is_strict, parameters_of
 from router.ipc.messages import GrammarSpec, ModelInfo
 
 _NAME = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
@@ -120,6 +120,10 @@ def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:
             f"Invalid value for '{path}.function.parameters': expected a JSON schema.",
             param=f"{path}.function.parameters",
         )
+    for key in DEFINITIONS:
+        if not isinstance((parameters or {}).get(key, {}), dict):
+            field = f"{path}.function.parameters.{key}"
+            raise invalid(f"Invalid value for '{field}': expected an object.", param=field)
     return function
 
 

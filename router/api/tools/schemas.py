@@ -8,7 +8,8 @@ from typing import Any
 Function = Mapping[str, Any]
 """One of a request's functions: name, parameters, strict."""
 
-_DEFINITIONS = ("$defs", "definitions")
+DEFINITIONS = ("$defs", "definitions")
+"""Where a schema keeps what it refers to."""
 
 
 def parameters_of(function: Function) -> dict[str, Any]:
@@ -59,10 +60,10 @@ def _lifted(schema: dict[str, Any], *, prefix: str) -> tuple[dict[str, Any], dic
     """The schema as a part of a larger one: its definitions move to the root, under names of their own."""
     own = {
         f"{prefix}{name}": _renamed(value, prefix)
-        for key in _DEFINITIONS
+        for key in DEFINITIONS
         for name, value in schema.get(key, {}).items()
     }
-    rest = {name: value for name, value in schema.items() if name not in _DEFINITIONS}
+    rest = {name: value for name, value in schema.items() if name not in DEFINITIONS}
     renamed: dict[str, Any] = _renamed(rest, prefix)
     return renamed, own
 
@@ -75,7 +76,7 @@ def _renamed(value: Any, prefix: str) -> Any:
     result = {name: _renamed(item, prefix) for name, item in value.items()}
     reference = value.get("$ref")
     if isinstance(reference, str):
-        for key in _DEFINITIONS:
+        for key in DEFINITIONS:
             if reference.startswith(f"#/{key}/"):
                 result["$ref"] = f"#/$defs/{prefix}{reference.removeprefix(f'#/{key}/')}"
     return result

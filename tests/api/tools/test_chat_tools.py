@@ -252,6 +252,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"functions": [{"name": "x"}], "tools": [NOW]}, "functions"),
     ({"functions": [{"name": "x"}], "tool_choice": "auto"}, "tool_choice"),
     ({"functions": [{"name": "x y"}]}, "functions[0].name"),
+    (
+        {"tools": [{"function": {"name": "x", "parameters": {"$defs": 5}}}], "tool_choice": "required"},
+        "tools[0].function.parameters.$defs",
+    ),
     ({"functions": [{"name": "x", "parameters": 5}]}, "functions[0].parameters"),
     ({"functions": [{"name": "x"}], "function_call": "required"}, "function_call"),
     ({"functions": [{"name": "x"}], "function_call": {"name": "y"}}, "function_call.name"),
