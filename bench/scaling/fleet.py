@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from bench.server import ServerCommand, ServerError, process_tree
 
 FAKE_MODEL = "smollm2"
 FAKE_VOCAB = 32000
+_CLAIM = re.compile(r"claimed GPU [^\n\"]*?\) \([^()\n]*\)")
 
 
 class Device(StrEnum):
@@ -80,5 +82,4 @@ def kill_worker(server_pid: int, address: str) -> int:
 
 def claims(log: Path) -> list[str]:
     """What the workers said of the devices that they took."""
-    lines = log.read_text(errors="replace").splitlines()
-    return [line[line.index("claimed ") :].rstrip('"}') for line in lines if "claimed " in line]
+    return _CLAIM.findall(log.read_text(errors="replace"))

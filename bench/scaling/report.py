@@ -36,12 +36,11 @@ def placement_table(runs: Sequence[tuple[str, PrefixedRun]]) -> str:
 
 
 def loss_text(loss: LossRun) -> str:
-    end_s = len(loss.output_per_s) - 1
     back = loss.share_back_s
     phases = [
-        ["before the kill", loss.mean_tok_s(min(3.0, loss.killed_s / 2), loss.killed_s)],
-        ["while it was gone", loss.mean_tok_s(loss.killed_s + 1, loss.back_s)],
-        ["after its return", loss.mean_tok_s(loss.back_s + 2, max(loss.back_s + 3, end_s - 3))],
+        ["from the start to the kill", loss.mean_tok_s(0, loss.killed_s)],
+        ["while it was gone", loss.mean_tok_s(loss.killed_s, loss.back_s)],
+        ["from its return until the last answer ended", loss.mean_tok_s(loss.back_s, len(loss.output_per_s))],
     ]
     lines = [
         f"{loss.load}; {loss.summary.n_requests:,} requests, {loss.summary.n_errors} failed, "
