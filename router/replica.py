@@ -37,6 +37,8 @@ from router.errors import ReplicaMismatchError, StepProtocolError
 FIRST_PAUSE_S = 0.1
 LONGEST_UNREACHED_PAUSE_S = 1.0
 LAST_WORD_WITHIN_S = 1.0
+OWN_PAUSE_S = 1.0
+"""So late is no event loop that is merely busy."""
 MET_THE_END = "Internal error from Core"
 """What gRPC says of a stream at once when a write meets its end. How the worker ended it, which decides
 whether requests are blamed, replaces this as soon as it has arrived."""
@@ -306,12 +308,16 @@ class ReplicaLink:
         self._heard_s = self._clock()
         suspect = False
         while True:
+            slept_s = self._clock()
             await asyncio.sleep(timing.health_interval_s)
-            left_s = max(0.01, self._heard_s + timing.health_timeout_s - self._clock())
+            asked_s = self._clock()
+            self._excuse_own_pause(asked_s - slept_s - timing.health_interval_s)
+            left_s = max(0.01, self._heard_s + timing.health_timeout_s - asked_s)
             patience_s = min(left_s, max(timing.health_interval_s, 0.2))
             try:
                 health = await stub.Health(HealthRequest(), timeout=patience_s)
             except grpc.aio.AioRpcError as error:
+                self._excuse_own_pause(self._clock() - asked_s - patience_s)
                 silent_s = self._clock() - self._heard_s
                 if silent_s >= timing.health_timeout_s:
                     raise LostError(
@@ -333,6 +339,11 @@ class ReplicaLink:
             if suspect:
                 suspect = False
                 self._owner.link_suspect(self, False)
+
+    def _excuse_own_pause(self, late_s: float) -> None:
+        """Where this process was stopped itself, the worker's silence meanwhile says nothing."""
+        if late_s > OWN_PAUSE_S:
+            self._heard_s = self._clock()
 
     async def _end_of(self, call: Any) -> LostError:
         """How the worker says that the stream ended."""
