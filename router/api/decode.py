@@ -73,7 +73,9 @@ class BodyDecoder:
     def decode(self, body: bytes, kind: type[T]) -> T:
         """Raises ApiError (400) whose `param` is the path of the field at fault."""
         if is_too_deep(body):
-            raise invalid(f"The request body is nested deeper than {_MAX_DEPTH} levels.", code="too_deep")
+            raise invalid(
+                f"The JSON of the request body is nested deeper than {_MAX_DEPTH} levels.", code="too_deep"
+            )
         try:
             fields = self._keys.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
