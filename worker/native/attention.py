@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from worker.native.attention_append import write_append
 from worker.native.attention_span import SPAN_REGISTERS, span_floats, write_span
-from worker.native.attention_tile import NEVER, write_load_tile, write_product, write_softmax
+from worker.native.attention_tile import NEVER, fetch_position, write_load_tile, write_product, write_softmax
 from worker.native.code import (
     F32,
     F32_PTR,
@@ -50,6 +50,8 @@ ATTEND_ARGUMENTS = (
     "n_alone",
     "alone_heads",
 )
+_FETCHED = 2
+"""Positions of the next tile that each query fetches."""
 _PIECE = ("first", "n_tokens", "slots", "n_slots", "causal")
 
 
@@ -329,6 +331,13 @@ def _write_piece(
             own_q = b.gep(q, [b.mul(query, int64(dim))])
             b.call(function_of, [int64(dim), own_q, keys, int64(width), scores, int64(0)])
             with count(b, int64(0), n_rows) as row:
+                # The next tile is fetched bit by bit: all at once would hold up what is computed.
+                ahead = b.add(
+                    b.mul(b.sub(b.add(begin, row), skipped), int64(_FETCHED)), b.add(start, int64(width))
+                )
+                for offset in range(_FETCHED):
+                    position = least(b, b.add(ahead, int64(offset)), b.sub(n_slots, int64(1)))
+                    fetch_position(b, v, heads, cache, b.load(b.gep(slots, [position])))
                 token = b.udiv(b.add(begin, row), int64(group))
                 limit = b.select(causal, b.add(b.add(before, token), int64(1)), n_slots)
                 line, own = b.mul(row, int64(width)), b.add(query, row)

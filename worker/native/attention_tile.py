@@ -99,8 +99,7 @@ def write_softmax(module: ir.Module, v: Vectors, heads: Heads, *, registers: int
 
 def write_load_tile(module: ir.Module, v: Vectors, heads: Heads) -> ir.Function:
     """void(cache, slots, first, n, keys, values): positions first … of one KV head, whose keys begin at
-    `cache`. keys: [head_dim, width], values: [width, head_dim]. Positions from n on repeat the last one.
-    The next tile is fetched meanwhile."""
+    `cache`. keys: [head_dim, width], values: [width, head_dim]. Positions from n on repeat the last one."""
     kind = ir.FunctionType(ir.VoidType(), [F32_PTR, I64_PTR, I64, I64, F32_PTR, F32_PTR])
     function = ir.Function(module, kind, name="load_tile")
     function.linkage = "internal"
@@ -115,11 +114,6 @@ def write_load_tile(module: ir.Module, v: Vectors, heads: Heads) -> ir.Function:
             position = least(b, b.add(b.add(first, begin), int64(lane)), last)
             slot = b.load(b.gep(slots, [position]))
             places.append(b.gep(cache, [b.mul(slot, int64(heads.slot_stride))]))
-            following = least(b, b.add(position, int64(width)), last)
-            slot = b.load(b.gep(slots, [following]))
-            keys_ahead = b.gep(cache, [b.mul(slot, int64(heads.slot_stride))])
-            for at in (0, heads.n_kv_heads * dim):
-                v.prefetch(b, b.gep(keys_ahead, [int64(at)]), dim, level=2)
         with count(b, int64(0), int64(dim // v.lanes)) as part:
             at = b.mul(part, int64(v.lanes))
             square = [v.load(b, b.gep(place, [at]), 0, v.floats) for place in places]
@@ -132,3 +126,10 @@ def write_load_tile(module: ir.Module, v: Vectors, heads: Heads) -> ir.Function:
                 v.store(b, value, b.gep(values, [b.add(line, at)]))
     b.ret_void()
     return function
+
+
+def fetch_position(b: ir.IRBuilder, v: Vectors, heads: Heads, cache: Any, slot: Any) -> None:
+    """Its key and value will soon be read."""
+    place = b.gep(cache, [b.mul(slot, int64(heads.slot_stride))])
+    for at in (0, heads.n_kv_heads * heads.head_dim):
+        v.prefetch(b, b.gep(place, [int64(at)]), heads.head_dim, level=2)
