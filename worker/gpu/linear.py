@@ -2,7 +2,7 @@
 
 cuBLAS is best at many rows; at few, the step reads weights once and the Triton kernels of
 `kernels/skinny.py` run nearer to memory speed. The choice is a table by (n, k, rows), measured by
-`bench/kernels.py`; shapes that nobody measured use the same sizes' nearest neighbour by rule.
+`bench/kernels/`; shapes that nobody measured use the same sizes' nearest neighbour by rule.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""`python -m bench.kernels`: the worker's GPU kernels one by one, see `__main__.py`."""
