@@ -82,15 +82,16 @@ class RouterConfig(ApiConfig):
         env=("MAX_BATCH_SIZE",),
     )
     mixed_step_tokens: int = flag(
-        800,
+        768,
         help="Room of a step that computes prompts beside running answers, in prompt tokens; each answer "
-        "takes six of it, and at least a quarter is left to the prompts. It grows when more waits than is "
-        "served within --max-waiting-tokens steps.",
+        "takes six of it, and at least a quarter is left to the prompts. A prompt of up to 1.5 times as much "
+        "goes whole, a longer one in at most seven chunks, and steps grow when more waits than is served "
+        "within --max-waiting-tokens of them.",
         unit="tokens",
         effect="More: first tokens come sooner; the running answers wait longer between two tokens.",
     )
     decode_pause_ratio: float = flag(
-        0.12,
+        0.1,
         help="Running answers pause, up to eight steps in a row, while waiting requests with short prompts "
         "are at least this share of them and too many to be served within --max-waiting-tokens steps. "
         "0: never.",

@@ -7,6 +7,9 @@ computed keep their clients waiting for the first one. So the pace follows what 
 * Little waits: a step that carries answers has a fixed room (`mixed_step_tokens`), of which each answer
   takes its part. Prompts are computed in the very next steps and answers hardly notice; requests that came
   together fall out of step, so that their followers don't come together again.
+* The prompt whose turn it is goes whole, though, when it is not much larger than that room: a second step
+  would cost everybody more. And a long one is divided into few chunks, because each of them reads all that
+  came before it; the more answers run, the more chunks.
 * More waits than such steps get to within `max_waiting_tokens`: they grow until they do. A long prompt
   counts as one chunk there: it is one client, and may not slow down everybody by its length.
 * And when those that wait are many beside the running (`decode_pause_ratio`) and their prompts short, answers
@@ -31,6 +34,12 @@ from router.request import Request
 ROW_TOKENS = 6
 """What a decode row adds to a step's time, in prompt tokens: its part of the weights' reading, its token,
 and attention over some thousand positions."""
+WHOLE = 1.5
+"""A prompt goes whole beside answers up to this many times a mixed step's room."""
+MAX_CHUNKS = 7
+"""Into how many chunks a long prompt is divided at most …"""
+LONG_ROW_TOKENS = 64
+"""… of which each gets smaller by so many tokens for every decode row that has to wait for it."""
 LEAST_SHARE = 4
 """However many rows decode, a quarter of a mixed step's room stays with the prompts."""
 MAX_HELD = 8
@@ -57,6 +66,7 @@ def pace_of(rs: ReplicaState, queue: RequestQueue, *, limits: PolicyLimits, n_re
     chunk = min(most, max(whole - ROW_TOKENS * n_decode, whole // LEAST_SHARE, 1))
     room = min(most, whole)
     waiting = _waiting(rs, queue, n_replicas=n_replicas)
+    chunk = min(most, max(chunk, _turn(rs, waiting, limits=limits, n_decode=n_decode)))
     n_waiting = len(waiting) + len(rs.prefill)
     in_time = chunk * max(1, limits.max_waiting_tokens)
     if n_waiting * room <= in_time:
@@ -65,7 +75,9 @@ def pace_of(rs: ReplicaState, queue: RequestQueue, *, limits: PolicyLimits, n_re
     if demand <= in_time:
         return Pace(chunk)
     if limits.decode_pause_ratio and n_short >= limits.decode_pause_ratio * n_decode:
-        return Pace(most, hold_decode=True) if rs.n_held < MAX_HELD else Pace(0)
+        # As efficient as the largest step, and the first of its tokens leave earlier.
+        half = max(most // 2, room)
+        return Pace(half, hold_decode=True) if rs.n_held < MAX_HELD else Pace(0)
     # Twice its part, because every step takes its part anew of what is left.
     return Pace(min(most, 2 * demand // max(1, limits.max_waiting_tokens)))
 
@@ -86,6 +98,33 @@ def _waiting(rs: ReplicaState, queue: RequestQueue, *, n_replicas: int) -> list[
     return found
 
 
+def _turn(rs: ReplicaState, waiting: list[Request], *, limits: PolicyLimits, n_decode: int) -> int:
+    """Tokens that the prompt whose turn it is should get now, as far as it alone is concerned."""
+    if rs.prefill:
+        row = min(rs.prefill, key=lambda row: _key(rs, row))
+        n_prompt, left = int(rs.target[row]), int(rs.target[row] - rs.n_scheduled[row])
+    elif waiting:
+        n_prompt = len(waiting[0].tokens)
+        left = _n_new(rs, waiting[0], caching=limits.prefix_caching)
+    else:
+        return 0
+    if left <= WHOLE * limits.mixed_step_tokens:
+        return left
+    return n_prompt // MAX_CHUNKS - LONG_ROW_TOKENS * n_decode
+
+
+def _key(rs: ReplicaState, row: int) -> tuple[int, int]:
+    request = rs.requests[row]
+    assert request is not None
+    return request.key
+
+
+def _n_new(rs: ReplicaState, request: Request, *, caching: bool) -> int:
+    """Prompt tokens that are not cached now."""
+    n_cached = rs.allocator.match(request.tokens, salt=request.salt) if caching else 0
+    return len(request.tokens) - n_cached
+
+
 def _work(rs: ReplicaState, waiting: list[Request], *, room: int, caching: bool) -> tuple[int, int]:
     """Tokens of the next chunk, at most `room`, of every prompt that waits or is being computed; and how many
     of these prompts end with it."""
@@ -93,10 +132,7 @@ def _work(rs: ReplicaState, waiting: list[Request], *, room: int, caching: bool)
     demand, n_short = int(np.minimum(left, room).sum()), int(np.count_nonzero(left <= room))
     sample = waiting[:: -(-len(waiting) // MAX_SAMPLED)] if waiting else []
     if sample:
-        sizes = [
-            len(request.tokens) - (rs.allocator.match(request.tokens, salt=request.salt) if caching else 0)
-            for request in sample
-        ]
+        sizes = [_n_new(rs, request, caching=caching) for request in sample]
         demand += sum(min(room, size) for size in sizes) * len(waiting) // len(sizes)
         n_short += sum(size <= room for size in sizes) * len(waiting) // len(sizes)
     return demand, n_short

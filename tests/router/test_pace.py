@@ -6,7 +6,7 @@ from collections import deque
 from itertools import groupby
 from typing import Any
 
-from router.pace import MAX_HELD, ROW_TOKENS
+from router.pace import LONG_ROW_TOKENS, MAX_CHUNKS, MAX_HELD, ROW_TOKENS
 from tests.router.sim import Sim, text
 
 
@@ -22,6 +22,11 @@ def streams_and(sim: Sim, *, n: int, n_new: int = 200) -> list[int]:
 def sizes(sim: Sim) -> deque[tuple[int, int]]:
     """(decode rows, prompt tokens) of each step."""
     return sim.replicas[0].runner.step_sizes
+
+
+def mixed(sim: Sim) -> list[int]:
+    """Prompt tokens of the steps that carried answers too."""
+    return [n_prompt for n_decode, n_prompt in sizes(sim) if n_decode and n_prompt]
 
 
 def paced(**config: Any) -> Sim:
@@ -53,8 +58,8 @@ def test_beside_answers_a_step_has_a_fixed_room_of_which_each_takes_its_part() -
     streams_and(sim, n=4)
     ids = sim.submit(text(200, seed=50), n_new=2)
     sim.run()
-    mixed = [n for n_decode, n in sizes(sim) if n_decode and n]
-    assert max(mixed) <= 64 - 4 * ROW_TOKENS
+    assert 64 - 4 * ROW_TOKENS == 40
+    assert mixed(sim) == [32, 32, 32, 32, 72], "whole blocks of 16, and a rest of up to 96 at once"
     assert longest_pause(sim) == 0
     sim.assert_right(*ids)
 
@@ -62,9 +67,36 @@ def test_beside_answers_a_step_has_a_fixed_room_of_which_each_takes_its_part() -
 def test_a_quarter_of_the_room_stays_with_the_prompts() -> None:
     sim = paced()
     streams_and(sim, n=40)
-    sim.submit(text(64, seed=50), n_new=2)
+    sim.submit(text(200, seed=50), n_new=2)
     sim.run()
-    assert [n for n_decode, n in sizes(sim) if n_decode and n] == [16] * 4
+    assert mixed(sim) == [16] * 7 + [88]
+
+
+def test_a_prompt_that_is_little_larger_than_the_room_goes_whole_and_alone() -> None:
+    sim = paced()
+    streams_and(sim, n=2)
+    ids = sim.submit(text(96, seed=50), text(90, seed=51), n_new=2)
+    sim.run()
+    assert mixed(sim) == [96, 90]
+    sim.assert_right(*ids)
+
+
+def test_a_long_prompt_is_divided_into_few_chunks_beside_few_answers() -> None:
+    sim = paced(mixed_step_tokens=16)
+    streams_and(sim, n=1)
+    n_tokens = 900
+    sim.submit(text(n_tokens, seed=50), n_new=2)
+    sim.run()
+    assert n_tokens // MAX_CHUNKS - LONG_ROW_TOKENS == 64
+    assert mixed(sim) == [64] * 14 + [4]
+
+
+def test_beside_many_answers_a_long_prompt_has_the_usual_room() -> None:
+    sim = paced(mixed_step_tokens=32)
+    streams_and(sim, n=4)
+    sim.submit(text(900, seed=50), n_new=2)
+    sim.run()
+    assert max(mixed(sim)[:-1]) == 32 - 4 * ROW_TOKENS
 
 
 def test_a_burst_of_short_prompts_pauses_the_answers_for_a_bounded_number_of_steps() -> None:
