@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from router.placement import Prospect, by_cost
 from tests.router.sim import Sim, text
 
@@ -135,5 +139,45 @@ def test_a_replica_that_comes_back_under_load_takes_its_share_again() -> None:
     running = [sim.core.replicas[i].n_running for i in (0, 1)]
     assert min(running) * 2 >= max(running)
     sim.run()
+    sim.assert_right()
+    assert all(answer.error is None for answer in sim.answers.values())
+
+
+def shared_load(n_replicas: int, *, placement: str = "exact", seed: int = 0) -> tuple[Sim, list[int]]:
+    """Closed loop: 16 clients per replica, prompts over 8 prefixes. The sim, and how often each prefix was
+    computed."""
+    sim = Sim(
+        check=False, n_replicas=n_replicas, seed=seed, block_size=16, fake_n_blocks=2000, max_batch_size=64,
+        max_batch_prefill_tokens=512, config={"placement": placement},
+    )  # fmt: skip
+    rng = random.Random(seed)
+    stems = [text(256, seed=100 + i) for i in range(8)]
+    prefix_of: dict[int, int] = {}
+    running: set[int] = set()
+    for i in range(120 * n_replicas):
+        while len(running) >= 16 * n_replicas:
+            sim.turn()
+            running = {a for a in running if not sim.answers[a].done}
+        prefix = rng.randrange(8)
+        (a,) = sim.submit([*stems[prefix], *text(16, seed=1000 + i)], n_new=16)
+        prefix_of[a] = prefix
+        running.add(a)
+    sim.run()
+    computed = [0] * 8
+    for a, prefix in prefix_of.items():
+        started = sim.answers[a].started
+        assert started is not None
+        computed[prefix] += started.cached_tokens < 128
+    return sim, computed
+
+
+@pytest.mark.parametrize("n_replicas", [2, 3])
+def test_prefixes_stay_on_few_replicas_and_the_load_is_even(n_replicas: int) -> None:
+    sim, computed = shared_load(n_replicas)
+    dealt, dealt_computed = shared_load(n_replicas, placement="round-robin")
+    assert sum(computed) < sum(dealt_computed) == 8 * n_replicas
+    assert sim.core.stats.hit_tokens >= dealt.core.stats.hit_tokens
+    tokens = [rs.n_output_tokens + rs.n_prefill_tokens for rs in sim.core.replicas.values()]
+    assert max(tokens) - min(tokens) < 0.2 * sum(tokens) / n_replicas
     sim.assert_right()
     assert all(answer.error is None for answer in sim.answers.values())
