@@ -33,7 +33,7 @@ def configs(choices: dict[str, list[float] | list[int]]) -> list[RouterConfig]:
 @app.command()
 def main(
     cases: Annotated[str, typer.Option(help="Cases or groups of bench.serve, comma-separated")] = "gpu",
-    max_batch_prefill_tokens: Annotated[int, typer.Option(help="Of the worker", min=1)] = 4096,
+    max_batch_prefill_tokens: Annotated[int, typer.Option(help="Of the worker", min=1)] = 8192,
     mixed_step_tokens: Annotated[list[int] | None, typer.Option(help="Repeat it to compare")] = None,
     decode_pause_ratio: Annotated[list[float] | None, typer.Option(help="Repeat it to compare")] = None,
     max_waiting_tokens: Annotated[list[int] | None, typer.Option(help="Repeat it to compare")] = None,

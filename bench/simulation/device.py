@@ -30,6 +30,15 @@ class DeviceModel:
     """Attention of decode rows beside chunks, per position."""
     chunk_pair_ms: float
     """Attention of chunks, per pair of query and position."""
+    gather_ms: float
+    """Per position of a chunk longer than `long_kv`, whose keys are gathered first."""
+    long_kv: int
+    small_chunk: int
+    """Chunks under so many tokens are dearer …"""
+    small_token_ms: float
+    """… per token of the step's chunks …"""
+    small_pair_ms: float
+    """… and, where they are long, per pair."""
 
     def step_ms(self, *, decode_kv: I64, n_shared: int, chunk_q: I64, chunk_kv: I64) -> float:
         """decode_kv: [n] KV lengths of the decode rows, of which `n_shared` positions in all lie in blocks
@@ -44,7 +53,12 @@ class DeviceModel:
         base = max(self.chunk_least_ms, self.chunk_base_ms + self.chunk_token_ms * n_tokens)
         pairs = float((chunk_q * (chunk_kv - chunk_q / 2)).sum())
         decode = n_own * self.chunk_position_ms + n_shared * self.chunk_shared_ms
-        return base + decode + pairs * self.chunk_pair_ms
+        is_long = chunk_kv > self.long_kv
+        extra = float(chunk_kv[is_long].sum()) * self.gather_ms
+        if int(chunk_q.sum()) < self.small_chunk:
+            extra += int(chunk_q.sum()) * self.small_token_ms
+            extra += float((chunk_q * (chunk_kv - chunk_q / 2))[is_long].sum()) * self.small_pair_ms
+        return base + decode + pairs * self.chunk_pair_ms + extra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +88,15 @@ H200_LLAMA_8B = DeviceModel(
     decode_shared_ms=10.0e-6,
     chunk_least_ms=5.5,
     chunk_base_ms=0.4,
-    chunk_token_ms=21.2e-3,
-    chunk_position_ms=38.0e-6,
+    chunk_token_ms=21.5e-3,
+    chunk_position_ms=41.0e-6,
     chunk_shared_ms=18.0e-6,
-    chunk_pair_ms=0.87e-6,
+    chunk_pair_ms=0.83e-6,
+    gather_ms=70.0e-6,
+    long_kv=2048,
+    small_chunk=2000,
+    small_token_ms=1.2e-3,
+    small_pair_ms=0.17e-6,
 )  # fmt: skip
 """One NVIDIA H200, Llama-3.1-8B shape in bfloat16: fitted to the steps of a served run under constant load
 (its clock is then limited by power, so a prompt token costs more than in a short burst)."""
