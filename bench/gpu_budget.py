@@ -16,7 +16,8 @@ from worker.gpu.start import make_gpu_runner
 
 _LEFT_BYTES = 7 << 30
 N_ROWS = 256
-N_NEW = 4
+N_NEW = 80
+"""Enough that all rows decode together at the end."""
 COSTLY = Sampling(
     temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, typical_p=0.9, repetition_penalty=1.1,
     presence_penalty=0.1, frequency_penalty=0.1, seed=1, logprobs=True, top_logprobs=20,
