@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
+
 from router.api.chat import prepare_chat
-from router.api.errors import invalid
+from router.api.errors import ApiError, invalid
 from router.api.exchange import Exchange
 from router.api.generation import AnswerFormat, GenerationEndpoint
 from router.api.job import Job
@@ -13,6 +17,7 @@ from router.api.responses.schema import ResponsesRequest
 from router.api.schema import ChatRequest
 
 _LOGPROBS = "message.output_text.logprobs"
+_OWN_FIELDS = {"messages": "input", "response_format.json_schema.schema": "text.format.schema"}
 _UNSERVED = ("moderation", "context_management")
 _NEEDS_MEMORY = ("previous_response_id", "conversation", "prompt", "background")
 
@@ -36,19 +41,30 @@ class ResponsesEndpoint(GenerationEndpoint):
             top_logprobs=request.top_logprobs,
             response_format=response_format_of(None if request.text is None else request.text.format),
         )
-        job, rules = await prepare_chat(
-            context,
-            chat,
-            exchange,
-            prefix="resp",
-            max_tokens=request.max_output_tokens,
-            max_tokens_field="max_output_tokens",
-            messages_field="input",
-        )
+        try:
+            job, rules = await prepare_chat(
+                context,
+                chat,
+                exchange,
+                prefix="resp",
+                max_tokens=request.max_output_tokens,
+                max_tokens_field="max_output_tokens",
+                messages_field="input",
+            )
+        except ApiError as error:
+            raise _in_own_words(error) from error
         format = ResponseFormat(
             job, request=request, model=model.model_id, rules=rules, names=context.text.names
         )
         return job, format
+
+
+def _in_own_words(error: ApiError) -> ApiError:
+    """The same error, naming the field as this route has it."""
+    now = error.info.param or ""
+    field = re.sub(r"^(tools\[\d+\])\.function", r"\1", _OWN_FIELDS.get(now, now))
+    message = error.info.message.replace(f"'{now}'", f"'{field}'") if now else error.info.message
+    return ApiError(msgspec.structs.replace(error.info, param=field or None, message=message))
 
 
 def _refuse_unserved(request: ResponsesRequest) -> None:

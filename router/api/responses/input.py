@@ -24,6 +24,8 @@ def messages_of(given: str | Sequence[dict[str, Any]], *, instructions: str | No
         raise invalid("'input' must hold at least one item.", param="input")
     for i, item in enumerate(given):
         _add(messages, item, f"input[{i}]")
+    if not messages:
+        raise invalid("'input' holds nothing that the model is shown.", param="input")
     return messages
 
 

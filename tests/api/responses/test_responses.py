@@ -182,6 +182,9 @@ async def test_json_schema(make_api: MakeApi) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": 3}, "input"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+    ({"tools": [{"type": "function", "name": "x y"}]}, "tools[0].name"),
+    ({"tools": [{"type": "function", "name": "x", "parameters": {"$defs": 5}}]}, "tools[0].parameters.$defs"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     ({"input": [{"role": "user", "content": "a"}, {"role": "king"}], "instructions": "x"}, "input[1].role"),
     ({"input": [{"type": "function_call"}]}, "input[0].name"),
