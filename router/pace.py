@@ -13,8 +13,8 @@ computed keep their clients waiting for the first one. So the pace follows what 
 * More waits than such steps get to within `max_waiting_tokens`: they grow until they do. A long prompt
   counts as one chunk there: it is one client, and may not slow down everybody by its length.
 * And when those that wait are many beside the running (`decode_pause_ratio`) and their prompts short, answers
-  pause and prompts are computed alone, in the largest steps: a burst is one long gap for the answers instead
-  of many middling ones, and its clients wait as briefly as they can. After `MAX_HELD` such steps the answers
+  pause and prompts are computed alone, in large steps: a burst is one long gap for the answers instead of
+  many middling ones, and its clients wait as briefly as they can. After `MAX_HELD` such steps the answers
   have one for themselves, however long the queue. Prompts of many chunks never cause a pause.
 
 All of it is counted in tokens and requests: nothing depends on the clock or on the device.
