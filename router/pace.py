@@ -9,7 +9,7 @@ computed keep their clients waiting for the first one. So the pace follows what 
   together fall out of step, so that their followers don't come together again.
 * The prompt whose turn it is goes whole, though, when it is not much larger than that room: a second step
   would cost everybody more. And a long one is divided into few chunks, because each of them reads all that
-  came before it; the more answers run, the more chunks.
+  came before it; the more answers run, the more chunks. Answers that are nearly done are finished first.
 * More waits than such steps get to within `max_waiting_tokens`: they grow until they do. A long prompt
   counts as one chunk there: it is one client, and may not slow down everybody by its length.
 * And when those that wait are many beside the running (`decode_pause_ratio`) and their prompts short, answers
@@ -40,6 +40,9 @@ MAX_CHUNKS = 7
 """Into how many chunks a long prompt is divided at most …"""
 LONG_ROW_TOKENS = 64
 """… of which each gets smaller by so many tokens for every decode row that has to wait for it."""
+LAST_TOKENS = 16
+"""Answers with so few tokens to go get them before a long prompt goes on: beside its chunks they would take
+as long as hundreds."""
 LEAST_SHARE = 4
 """However many rows decode, a quarter of a mixed step's room stays with the prompts."""
 MAX_HELD = 8
@@ -66,7 +69,10 @@ def pace_of(rs: ReplicaState, queue: RequestQueue, *, limits: PolicyLimits, n_re
     chunk = min(most, max(whole - ROW_TOKENS * n_decode, whole // LEAST_SHARE, 1))
     room = min(most, whole)
     waiting = _waiting(rs, queue, n_replicas=n_replicas)
-    chunk = min(most, max(chunk, _turn(rs, waiting, limits=limits, n_decode=n_decode)))
+    turn = _turn(rs, waiting, limits=limits)
+    if turn.is_long and _nearly_done(rs):
+        return Pace(0)
+    chunk = min(most, max(chunk, turn.n_tokens - (LONG_ROW_TOKENS * n_decode if turn.is_long else 0)))
     n_waiting = len(waiting) + len(rs.prefill)
     in_time = chunk * max(1, limits.max_waiting_tokens)
     if n_waiting * room <= in_time:
@@ -98,8 +104,17 @@ def _waiting(rs: ReplicaState, queue: RequestQueue, *, n_replicas: int) -> list[
     return found
 
 
-def _turn(rs: ReplicaState, waiting: list[Request], *, limits: PolicyLimits, n_decode: int) -> int:
-    """Tokens that the prompt whose turn it is should get now, as far as it alone is concerned."""
+@dataclass(slots=True, frozen=True)
+class _Turn:
+    """Of the prompt whose turn it is."""
+
+    n_tokens: int
+    """That it should get now, as far as it alone is concerned."""
+    is_long: bool = False
+    """It is divided."""
+
+
+def _turn(rs: ReplicaState, waiting: list[Request], *, limits: PolicyLimits) -> _Turn:
     if rs.prefill:
         row = min(rs.prefill, key=lambda row: _key(rs, row))
         n_prompt, left = int(rs.target[row]), int(rs.target[row] - rs.n_scheduled[row])
@@ -107,10 +122,16 @@ def _turn(rs: ReplicaState, waiting: list[Request], *, limits: PolicyLimits, n_d
         n_prompt = len(waiting[0].tokens)
         left = _n_new(rs, waiting[0], caching=limits.prefix_caching)
     else:
-        return 0
+        return _Turn(0)
     if left <= WHOLE * limits.mixed_step_tokens:
-        return left
-    return n_prompt // MAX_CHUNKS - LONG_ROW_TOKENS * n_decode
+        return _Turn(left)
+    return _Turn(n_prompt // MAX_CHUNKS, is_long=True)
+
+
+def _nearly_done(rs: ReplicaState) -> bool:
+    """Whether every decode row has few tokens to go."""
+    left = (rs.end_len - rs.n_scheduled)[rs.decoding]
+    return bool(left.max() <= LAST_TOKENS)
 
 
 def _key(rs: ReplicaState, row: int) -> tuple[int, int]:

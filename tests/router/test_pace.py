@@ -64,6 +64,25 @@ def test_beside_answers_a_step_has_a_fixed_room_of_which_each_takes_its_part() -
     sim.assert_right(*ids)
 
 
+def test_answers_that_are_nearly_done_end_before_a_long_prompt_begins() -> None:
+    sim = paced()
+    answers = streams_and(sim, n=2, n_new=20)
+    ids = sim.submit(text(200, seed=50), n_new=2)
+    sim.run()
+    assert mixed(sim) == []
+    assert [n for _, n in sizes(sim) if n] == [128, 72]
+    assert sizes(sim)[0] == (2, 0)
+    sim.assert_right(*answers, *ids)
+
+
+def test_a_short_prompt_does_not_wait_for_them() -> None:
+    sim = paced()
+    streams_and(sim, n=2, n_new=20)
+    sim.submit(text(60, seed=50), n_new=2)
+    sim.run()
+    assert mixed(sim) == [60]
+
+
 def test_a_quarter_of_the_room_stays_with_the_prompts() -> None:
     sim = paced()
     streams_and(sim, n=40)

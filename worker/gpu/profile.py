@@ -77,6 +77,9 @@ def watch(seconds: float) -> DeviceProfile:
     few µs longer per kernel meanwhile."""
     from torch.profiler import ProfilerActivity, profile
 
+    # The first use alone takes seconds to set up.
+    with profile(activities=[ProfilerActivity.CUDA]):
+        pass
     with profile(activities=[ProfilerActivity.CUDA]) as prof:
         time.sleep(seconds)
     return summarise(_device_events(prof.events() or ()))

@@ -12,6 +12,8 @@ from worker.runner import StepBatch
 N_WARM_TOKENS = 1 << 15
 """Token ids of steps that nobody asked for; an id outside the vocabulary counts as 0."""
 
+_MAX_START = 8192
+
 
 def blocks_for_largest_step(shape: CoreShape, *, max_prefill_tokens: int) -> int:
     """Blocks that `largest_step` writes, the reserved one included."""
@@ -85,6 +87,13 @@ def largest_step(core: GpuCore, *, max_prefill_tokens: int) -> None:
         make_batch(shape, n_decode=n_decode, decode_len=1, chunk_lens=chunks, n_blocks=n_blocks),
         allow_graph=False,
     )
+    # Chunks behind positions that are there already are attended to in other ways, depending on their length.
+    for length in (1, min(longest, max(1, shape.max_context // 2))):
+        start = min(shape.max_context, _MAX_START + length) - length
+        batch = make_batch(
+            shape, n_decode=0, decode_len=1, chunk_lens=[length], chunk_start=start, n_blocks=n_blocks
+        )
+        run_step(core, batch, allow_graph=False)
     costly = Sampling(
         temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, typical_p=0.9, repetition_penalty=1.1,
         presence_penalty=0.1, frequency_penalty=0.1, seed=1, logprobs=True, top_logprobs=20,
