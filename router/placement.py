@@ -24,6 +24,8 @@ PRESSURE_EXPONENT = 2
 """KV pressure costs the prompt's length times (share of blocks leased) to this power: little until the pool
 is nearly full."""
 MAX_COMPARED_ROWS = 8
+MAX_EVEN = 8
+"""Replicas up to which a burst is dealt out evenly."""
 
 
 @dataclass(slots=True)
@@ -38,17 +40,53 @@ class Prospect:
     cost: float
 
 
+@dataclass(slots=True, frozen=True)
+class Load:
+    """The part of a replica's cost that does not depend on the request, but for its length."""
+
+    cost: float
+    pressure: float
+    """To be multiplied by the prompt's length."""
+
+    def of(self, n_tokens: int) -> float:
+        return self.cost + n_tokens * self.pressure
+
+
+def load_of(rs: ReplicaState) -> Load:
+    share = rs.allocator.n_leased / max(1, rs.shape.n_blocks)
+    cost = load_cost(n_rows=rs.n_running, n_pending=rs.prefill_pending())
+    return Load(cost=cost, pressure=share**PRESSURE_EXPONENT)
+
+
 @dataclass(slots=True)
 class Left:
-    """What one composition has left to another replica so far."""
+    """What one composition has left to another replica so far. The other's own load is fixed meanwhile."""
 
+    load: Load
+    n_free_rows: int
     n_rows: int = 0
     cost: float = 0.0
 
 
-def prospect(rs: ReplicaState, request: Request, *, prefix_caching: bool) -> Prospect:
+def left_cost(n_uncached: int, *, n_replicas: int) -> float:
+    """Of a request that a composition leaves to another replica. Few replicas deal a burst out evenly. Among
+    many that would ask each about every waiting request again and again: there each takes more at once."""
+    return load_cost(n_rows=1, n_pending=n_uncached if n_replicas <= MAX_EVEN else n_uncached * 4)
+
+
+def left_to(rs: ReplicaState, left: dict[int, Left]) -> Left:
+    """The replica's entry, made when it is first asked for."""
+    found = left.get(rs.replica_id)
+    if found is None:
+        found = left[rs.replica_id] = Left(load=load_of(rs), n_free_rows=rs.n_free_rows)
+    return found
+
+
+def prospect(
+    rs: ReplicaState, request: Request, *, prefix_caching: bool, load: Load | None = None
+) -> Prospect:
     """Exact for what is cached; a prefix that a running row is about to compute counts as cached, for whoever
-    waits for it."""
+    waits for it. `load`: the replica's, where it is known already."""
     n_cached = 0
     wait: PrefixWait | None = None
     if prefix_caching:
@@ -56,12 +94,7 @@ def prospect(rs: ReplicaState, request: Request, *, prefix_caching: bool) -> Pro
         wait = _coming_prefix(rs, request, n_cached)
     n_found = n_cached if wait is None else wait.until
     n_tokens = len(request.tokens)
-    pressure = rs.allocator.n_leased / max(1, rs.shape.n_blocks)
-    cost = (
-        (n_tokens - n_found)
-        + load_cost(n_rows=rs.n_running, n_pending=rs.prefill_pending())
-        + n_tokens * pressure**PRESSURE_EXPONENT
-    )
+    cost = (n_tokens - n_found) + (load or load_of(rs)).of(n_tokens)
     return Prospect(replica=rs, n_cached=n_cached, wait=wait, cost=cost)
 
 

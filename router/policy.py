@@ -16,7 +16,7 @@ from router.budget import AnswerLengths
 from router.chunks import chunk_size
 from router.dealing import Placement, dealt
 from router.pace import pace_of
-from router.placement import Left, Prospect, by_cost, fits, load_cost, prospect
+from router.placement import Left, Prospect, by_cost, fits, left_cost, left_to, load_cost, prospect
 from router.plan import StepPlan
 from router.policy_limits import PolicyLimits
 from router.preemption import fewest_to_preempt
@@ -209,9 +209,9 @@ class Policy:
             if best is not None and best.replica is not rs:
                 n_left += 1
                 # The next one should know that this one goes there.
-                other = left.setdefault(best.replica.replica_id, Left())
+                other = left_to(best.replica, left)
                 other.n_rows += 1
-                other.cost += load_cost(n_rows=1, n_pending=len(request.tokens) - best.n_cached)
+                other.cost += left_cost(len(request.tokens) - best.n_cached, n_replicas=len(candidates))
                 continue
             if best is None or not self._admit(rs, plan, request, best, most=most, now=now):
                 blocked.append(request)
@@ -253,12 +253,14 @@ class Policy:
         for other in candidates:
             if other is rs or not self._may_take(other, request, candidates):
                 continue
-            offer = prospect(other, request, prefix_caching=self.limits.prefix_caching)
-            taken = left.get(other.replica_id)
-            if taken is not None:
-                if taken.n_rows >= other.n_free_rows:
-                    continue
-                offer.cost += taken.cost
+            taken = left_to(other, left)
+            if taken.n_rows and taken.n_rows >= taken.n_free_rows:
+                continue
+            # Even with the whole prompt cached it would be no better.
+            if taken.load.of(len(request.tokens)) + taken.cost > mine.cost:
+                continue
+            offer = prospect(other, request, prefix_caching=self.limits.prefix_caching, load=taken.load)
+            offer.cost += taken.cost
             if offer.cost <= mine.cost:
                 offers.append(offer)
         for offer in by_cost(offers, tie_break=request.tie_break):
