@@ -18,7 +18,7 @@ INSTALL = PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh "$(V
 .PHONY: help install run chat test test-fast test-full test-docker lint format proto docs bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make run takes PORT=$(PORT) MODEL=$(MODEL) WORKERS=$(WORKERS) ARGS=\"--flag value\""
 	@echo "  TORCH_INDEX= chooses where torch comes from, VENV= and PYTHON= the environment"
